@@ -1,0 +1,3 @@
+"""NumPy kernels: the reference for every operator. Importing this package registers all of them."""
+
+from gpunet.cpu_fallback import activation as activation

@@ -1,0 +1,120 @@
+"""The kernel contract and the registry of kernels by (operator, device kind, engine).
+
+A kernel is a function ``kernel(inputs, outputs, args, ctx)``:
+
+* ``inputs``: a tuple of arrays (NumPy arrays on the CPU), in the order of the operator's inputs; opaque blobs come as their objects.
+* ``outputs``: a tuple of arrays to be filled, with the shapes and types that the schema's ``infer`` gave. They hold garbage
+  before the kernel runs, except where an in-place pair makes one the same array as an input.
+* ``args``: the parsed :class:`~gpunet.arguments.Arguments`.
+* ``ctx``: a :class:`KernelContext`: scratch, random key, step.
+
+and nothing else: it allocates no results, does not synchronise, changes no input. Two variations exist:
+
+* ``binds=True``: the function is called once, when a program is bound to its buffers, and returns a callable without arguments that
+  does the work. For kernels with something to prepare (views, index tables, launch parameters). Inputs hold no data yet then.
+* operators declared dynamic: ``outputs`` is empty and the kernel returns a sequence of fresh values (arrays or objects), one an output.
+
+Scratch memory is declared, not allocated: ``scratch(op, inputs, outputs)`` returns the specs (of tensors) that the kernel wants, and ``ctx.scratch``
+holds uninitialised arrays for them during the call. Steps of a program share that memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypeVar
+
+from gpunet.errors import DeviceError, SchemaError
+from gpunet.operator import Operator
+from gpunet.specs import TensorSpec
+
+KernelFunction: TypeAlias = Callable[..., Any]
+ScratchFunction: TypeAlias = Callable[[Operator, Sequence[Any], Sequence[Any]], Sequence[TensorSpec]]
+F = TypeVar("F", bound=KernelFunction)
+
+#: Name of the kernel that serves where no engine is asked for, or none of those asked for is registered.
+DEFAULT_ENGINE: Final = ""
+
+
+class RunState:
+    """What changes from run to run of one net: shared by the contexts of all its steps."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: int = 0) -> None:
+        #: How many times the net has run before; the third part of the key of random draws.
+        self.step = step
+
+
+@dataclass(slots=True)
+class KernelContext:
+    """What a kernel may know beside its data.
+
+    Random kernels draw with ``gpunet.philox`` at the key (``seed``, ``operator_id``, ``run.step``).
+    """
+
+    op: Operator
+    run: RunState = field(default_factory=RunState)
+    seed: int = 0
+    operator_id: int = 0
+    scratch: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A registered kernel."""
+
+    type: str
+    device: str
+    engine: str
+    function: KernelFunction
+    binds: bool
+    scratch: ScratchFunction | None
+
+
+_kernels: dict[tuple[str, str, str], Kernel] = {}
+#: Import names of the packages that register the kernels of a device kind.
+_PROVIDERS: Final = {"cpu": "gpunet.cpu_fallback"}
+
+
+def kernel(
+    *types: str,
+    device: str = "cpu",
+    engine: str = DEFAULT_ENGINE,
+    binds: bool = False,
+    scratch: ScratchFunction | None = None,
+) -> Callable[[F], F]:
+    """Registers the decorated function as kernel of the operator ``types`` on ``device`` with ``engine``."""
+
+    def decorate(function: F) -> F:
+        for type in types:
+            key = (type, device, engine)
+            if key in _kernels:
+                raise SchemaError(f"operator {type!r} already has a kernel on {device!r} with engine {engine!r}")
+            _kernels[key] = Kernel(type, device, engine, function, binds, scratch)
+        return function
+
+    return decorate
+
+
+def load(device: str) -> None:
+    """Imports the kernels of a device kind, once."""
+    provider = _PROVIDERS.get(device)
+    if provider is None:
+        raise DeviceError(f"no kernels are installed for devices of kind {device!r}, wanted one of {', '.join(_PROVIDERS)}")
+    importlib.import_module(provider)
+
+
+def find(op: Operator, device: str) -> Kernel:
+    """The kernel for ``op`` on a device kind.
+
+    The definition's ``engine`` may list several names with commas: they are tried left to right, then the default one. Raises
+    :class:`DeviceError` when there is none.
+    """
+    load(device)
+    for engine in [*filter(None, (e.strip() for e in op.definition.engine.split(","))), DEFAULT_ENGINE]:
+        found = _kernels.get((op.type, device, engine))
+        if found is not None:
+            return found
+    raise DeviceError(f"there is no kernel on device {device!r}, wanted one registered with gpunet.kernels.kernel")

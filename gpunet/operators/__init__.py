@@ -1,0 +1,3 @@
+"""Operator schemas, one module a family; importing this package registers all of them."""
+
+from gpunet.operators import activation as activation

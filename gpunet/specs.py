@@ -1,0 +1,70 @@
+"""What is known of a blob before anything runs: shape and element type, or the kind of an opaque object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+import numpy as np
+import numpy.typing as npt
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and element type of a tensor; ``dtype`` is ``object`` for tensors of byte strings."""
+
+    shape: Shape
+    dtype: np.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, packed."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def with_shape(self, *shape: int) -> TensorSpec:
+        """The same element type with another shape."""
+        return TensorSpec(shape, self.dtype)
+
+    def with_dtype(self, dtype: npt.DTypeLike) -> TensorSpec:
+        """The same shape with another element type."""
+        return TensorSpec(self.shape, np.dtype(dtype))
+
+    def __str__(self) -> str:
+        dtype = "string" if self.dtype == object else self.dtype.name
+        return f"{dtype} {format_shape(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueSpec:
+    """A blob that holds no plain tensor: a mutex, a counter, a byte string, a quantised tensor."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+BlobSpec: TypeAlias = Union[TensorSpec, OpaqueSpec]
+
+
+def spec(shape: Shape, dtype: npt.DTypeLike) -> TensorSpec:
+    """Shorthand for a :class:`TensorSpec` that accepts anything NumPy takes as a type."""
+    return TensorSpec(tuple(shape), np.dtype(dtype))
+
+
+def format_shape(shape: Shape) -> str:
+    """``8x3x224x224``; ``scalar`` for the empty shape."""
+    return "x".join(map(str, shape)) if shape else "scalar"
