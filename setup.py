@@ -1,6 +1,6 @@
 """Which folder is which package; everything else is in pyproject.toml.
 
-The top-level folders are imported under `gpunet`, because `proto` and `distributed` are other projects' names.
+The top-level folders are imported under `gpunet`: `proto` and `distributed` are the names of other packages.
 Subpackages are found, not listed, so that a new one cannot be left out of a wheel.
 """
 
