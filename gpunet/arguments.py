@@ -63,6 +63,16 @@ def Strings(name: str, default: Any = (), doc: str = "") -> Arg:  # noqa: N802
     return Arg(name, "strings", default, doc)
 
 
+def Scalar(name: str, default: Any = 0, doc: str = "") -> Arg:  # noqa: N802
+    """A number or byte string whose field gives its type: ``f`` a float, ``i`` an int, ``s`` bytes."""
+    return Arg(name, "scalar", default, doc)
+
+
+def Values(name: str, default: Any = (), doc: str = "") -> Arg:  # noqa: N802
+    """A tuple of floats, ints or byte strings, read from whichever of ``floats``, ``ints`` and ``strings`` is filled."""
+    return Arg(name, "values", default, doc)
+
+
 def DataType(name: str, default: Any, doc: str = "") -> Arg:  # noqa: N802
     """An element type, given as a ``TensorProto.DataType`` number (field ``i``) or its name (field ``s``); read as a NumPy type."""
     return Arg(name, "dtype", default if default is REQUIRED or default is None else np.dtype(default), doc)
@@ -125,6 +135,8 @@ _KINDS: Final = {
     "ints": "a list of whole numbers (field ints)",
     "floats": "a list of numbers (field floats)",
     "strings": "a list of strings (field strings)",
+    "scalar": "a number or string (field f, i or s)",
+    "values": "a list of numbers or strings (field floats, ints or strings)",
     "dtype": "an element type (field i or s)",
     "n": "a net (field n)",
     "t": "a tensor (field t)",
@@ -169,6 +181,14 @@ def _message(field: str) -> Callable[[Argument], Any]:
     return read
 
 
+def _scalar(message: Argument) -> float | int | bytes:
+    for name in ("f", "i", "s"):
+        if message.HasField(name):  # type: ignore[arg-type]
+            value: float | int | bytes = getattr(message, name)
+            return value
+    raise ValueError
+
+
 def _text(message: Argument) -> str:
     if not message.HasField("s"):
         raise ValueError
@@ -193,6 +213,8 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "ints": lambda message: _list(message, "ints"),
     "floats": _floats,
     "strings": lambda message: _list(message, "strings"),
+    "scalar": _scalar,
+    "values": lambda message: _list(message, "floats", "ints", "strings"),
     "dtype": _dtype,
     "n": _message("n"),
     "t": _message("t"),
