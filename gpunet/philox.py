@@ -21,11 +21,11 @@ Values
     bernoulli
         ``w[i] < round(keep_probability * 2**32)``: the probability is off by 2**-33 at most.
     uniform float32
-        ``low + (high - low) * ((w[i] >> 8) * 2**-24)``; the bounds, the difference, the product and the sum are
-        each rounded to float32 (no fused multiply-add); then at most the largest float32 below ``high``.
+        ``low + (high - low) * ((w[i] >> 8) * 2**-24)``; the bounds, the difference, the product and the sum
+        are each rounded to float32 (no fused multiply-add); then at most the largest float32 below ``high``.
     uniform float16
-        as float32, with the bounds first rounded to float16; the value is rounded to float16, then at most the
-        largest float16 below ``high``.
+        as float32, with the bounds first rounded to float16; the value is rounded to float16, then at most
+        the largest float16 below ``high``.
     uniform float64
         as float32 but in float64, with ``(v[i] >> 11) * 2**-53``.
     integers
@@ -37,9 +37,9 @@ Values
     normal float64
         the same with ``u1 = ((v[2p] >> 11) + 1) * 2**-53`` and ``u2 = (v[2p+1] >> 11) * 2**-53``.
 
-    Box-Muller is ``r = sqrt(-2 ln u1)``, ``z[2p] = r cos(2 pi u2)``, ``z[2p+1] = r sin(2 pi u2)``; the value is
-    ``mean + std * z``. All of it is computed in float64 and rounded once to the type of the output: libraries
-    differ in the last place of a float64 logarithm or sine, and so that difference reaches hardly any float32.
+    Box-Muller is ``r = sqrt(-2 ln u1)``, ``z[2p] = r cos(2 pi u2)``, ``z[2p+1] = r sin(2 pi u2)``; the value
+    is ``mean + std * z``. All of it is computed in float64 and rounded once to the type of the output:
+    libraries differ in the last place of a float64 logarithm or sine, and that reaches hardly any float32.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _chunks(
 ) -> Iterator[tuple[int, int, UInt32Array]]:
     """Yields (first element, last element + 1, words) over ``count`` elements of ``words_each`` words.
 
-    ``words`` is scratch, valid until the next chunk, and holds whole blocks, so that it can be longer than the
-    elements need.
+    ``words`` is scratch, valid until the next chunk, and holds whole blocks, so that it can be longer than
+    the elements need.
     """
     total = count * words_each
     stream = _WordStream(seed, operator, step, total)
@@ -196,7 +196,7 @@ def raw(seed: int, operator: int, step: int, count: int, offset: int = 0) -> UIn
 def bernoulli(
     out: npt.NDArray[np.bool_], keep_probability: float, *, seed: int, operator: int, step: int
 ) -> None:
-    """Writes True with probability ``keep_probability``, in [0, 1], to each element of the bool array ``out``.
+    """Writes True with probability ``keep_probability``, in [0, 1], to each element of the bool ``out``.
 
     Raises:
         DataTypeError: ``out`` is not bool.
