@@ -10,6 +10,28 @@ if _os.path.isfile(_os.path.join(_root, "proto", "gpunet.proto")) and _os.path.i
 ):
     __path__.append(_root)
 
+import gpunet.operators as _operators  # noqa: E402, F401  (registers the schemas)
+from gpunet import proto  # noqa: E402
 from gpunet._version import __version__  # noqa: E402
+from gpunet.blobs import QuantizedTensor  # noqa: E402
+from gpunet.gradient_maker import GradientSlice  # noqa: E402
+from gpunet.gradients import gradient_ops  # noqa: E402
+from gpunet.inference import infer  # noqa: E402
+from gpunet.net import Net  # noqa: E402
+from gpunet.schema import registered_types as operator_types  # noqa: E402
+from gpunet.scope import device_scope, name_scope  # noqa: E402
+from gpunet.workspace import Workspace  # noqa: E402
 
-__all__ = ["__version__"]
+__all__ = [
+    "GradientSlice",
+    "Net",
+    "QuantizedTensor",
+    "Workspace",
+    "__version__",
+    "device_scope",
+    "gradient_ops",
+    "infer",
+    "name_scope",
+    "operator_types",
+    "proto",
+]

@@ -1,0 +1,51 @@
+"""Device names: ``cpu``, ``cuda:N``, ``sim:N``, ``auto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpunet.errors import DeviceError
+from gpunet.proto import PROTO_CPU, PROTO_CUDA, PROTO_HIP, DeviceOption
+
+#: Device types of definitions that are host memory here, whatever library computed on it there.
+_ACCELERATORS: Final = frozenset([PROTO_CUDA, PROTO_HIP])
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where blobs live and kernels run: a kind (``cpu``, ``cuda``, ``sim``) and a number."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+    def option(self) -> DeviceOption:
+        """The ``DeviceOption`` that places an operator here."""
+        if self.kind == "cpu":
+            return DeviceOption(device_type=PROTO_CPU)
+        return DeviceOption(device_type=PROTO_CUDA, device_id=self.index)
+
+
+CPU: Final = Device("cpu")
+
+
+def parse_device(name: str | Device) -> Device:
+    """The device of a name; ``auto`` is the best one that is available. Raises :class:`DeviceError` for an unknown name."""
+    if isinstance(name, Device):
+        return name
+    kind, colon, number = name.partition(":")
+    if kind == "auto" and not colon:
+        return CPU
+    if kind not in ("cpu", "cuda", "sim") or (colon and not number.isdecimal()):
+        raise DeviceError(f"unknown device {name!r}, wanted 'auto', 'cpu', 'cuda:N' or 'sim:N'")
+    return Device(kind, int(number or 0))
+
+
+def requested_device(option: DeviceOption) -> Device | None:
+    """The device that a definition's option asks for; ``None`` where it leaves the choice to the workspace."""
+    if option.device_type in _ACCELERATORS:
+        return Device("cuda", option.device_id)
+    return None

@@ -1,0 +1,221 @@
+"""The workspace: named blobs, and the nets that run on them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value
+from gpunet.devices import Device, parse_device
+from gpunet.errors import BlobError, NetError
+from gpunet.kernels import RunState, load
+from gpunet.net import Net, NetLike, as_net_def
+from gpunet.program import Program
+from gpunet.proto import NetDef, OperatorDef
+from gpunet.specs import BlobSpec, TensorSpec
+
+
+class Workspace:
+    """Holds named blobs and runs nets on them.
+
+    Args:
+        device: ``"auto"`` (the best that is available), ``"cpu"``, ``"cuda:N"`` or ``"sim:N"``.
+        seed: the key of all random draws, together with the operator and how often its net has run; any whole number.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+
+    def __init__(self, device: str | Device = "auto", *, seed: int = 0) -> None:
+        self.device = parse_device(device)
+        load(self.device.kind)
+        self.seed = int(seed)
+        #: Counts the times that any blob was given another buffer, shape or type: bound programs compare it.
+        self.epoch = 0
+        self._blobs: dict[str, Blob] = {}
+        self._programs: dict[str, Program] = {}
+        self._states: dict[str, RunState] = {}
+        self._running = threading.Lock()
+
+    # Blobs, from outside
+
+    def feed(self, name: str, value: Any) -> None:
+        """Copies ``value`` into the blob ``name``, which is made if it does not exist.
+
+        Args:
+            name: the blob.
+            value: an array of any type in ``gpunet.dtypes``, numbers or nested lists of them, a ``TensorProto``, ``str`` or ``bytes``, a
+                :class:`gpunet.QuantizedTensor`; anything else is kept as an opaque object.
+
+        Raises:
+            DataTypeError: an array of a type that tensors cannot have.
+        """
+        value = as_value(name, value)
+        if isinstance(value, np.ndarray):
+            np.copyto(self.allocate(name, TensorSpec(value.shape, value.dtype)), value)
+        elif isinstance(value, QuantizedTensor):
+            self.replace(name, QuantizedTensor(np.array(value.data), float(value.scale), int(value.zero_point)))
+        else:
+            self.replace(name, value)
+
+    def fetch(self, name: str) -> Any:
+        """A copy of what the blob holds: an array (``object`` arrays of ``bytes`` for string tensors), ``bytes``, a
+        :class:`gpunet.QuantizedTensor`, or the opaque object itself. Raises :class:`BlobError` if there is nothing.
+        """
+        value = self.value(name)
+        if value is EMPTY:
+            state = "holds nothing yet" if name in self._blobs else "does not exist"
+            raise BlobError(f"cannot fetch blob {name!r}: it {state}, wanted one that was fed or made by a net")
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if isinstance(value, QuantizedTensor):
+            return QuantizedTensor(value.data.copy(), value.scale, value.zero_point)
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether the blob exists."""
+        return name in self._blobs
+
+    def blobs(self) -> list[str]:
+        """Names of all blobs, sorted."""
+        return sorted(self._blobs)
+
+    def remove(self, name: str) -> None:
+        """Forgets a blob; nets that use it will miss it. Raises :class:`BlobError` if it does not exist."""
+        if self._blobs.pop(name, None) is None:
+            raise BlobError(f"cannot remove blob {name!r}: it does not exist")
+        self.epoch += 1
+
+    def reset(self) -> None:
+        """Forgets all blobs, nets and random positions."""
+        with self._exclusively("reset the workspace"):
+            self._blobs.clear()
+            self._programs.clear()
+            self._states.clear()
+            self.epoch += 1
+
+    # Nets
+
+    def run_operator(self, op: OperatorDef | bytes) -> None:
+        """Runs one operator on the blobs of this workspace."""
+        if isinstance(op, bytes):
+            from gpunet.serialization import parse
+
+            op = parse(OperatorDef, op, what="operator")
+        self._run(Program(NetDef(op=[op]), self, self._state("")))
+
+    def run_once(self, net: NetLike) -> None:
+        """Runs a net once without keeping it."""
+        definition = as_net_def(net)
+        self._run(Program(definition, self, self._state(definition.name)))
+
+    def create(self, net: NetLike, *, overwrite: bool = False) -> str:
+        """Makes a net ready to run and keeps it under its name, which is returned.
+
+        Raises:
+            NetError: a net of this name exists (and ``overwrite`` is not set), or the net is not well formed.
+            SchemaError, ArgumentError, DeviceError: an operator is not right, located at the operator.
+        """
+        definition = as_net_def(net)
+        if definition.name in self._programs and not overwrite:
+            raise NetError(f"a net named {definition.name!r} exists already, wanted another name or overwrite=True")
+        copy = NetDef()
+        copy.CopyFrom(definition)
+        self._programs[copy.name] = Program(copy, self, self._state(copy.name))
+        return copy.name
+
+    def run(self, name: str | Net, n: int = 1) -> None:
+        """Runs a created net ``n`` times. Raises :class:`NetError` if there is none of this name."""
+        key = name.name if isinstance(name, Net) else name
+        program = self._programs.get(key)
+        if program is None:
+            known = ", ".join(map(repr, sorted(self._programs))) or "none"
+            raise NetError(f"there is no net named {key!r}, wanted one that was created: {known}")
+        if n < 0:
+            raise NetError(f"net {key!r} was to run {n} times, wanted 0 or more")
+        for _ in range(n):
+            self._run(program)
+
+    def nets(self) -> list[str]:
+        """Names of the nets that were created, sorted."""
+        return sorted(self._programs)
+
+    # Random positions, for checkpoints
+
+    def steps(self) -> dict[str, int]:
+        """How often each net has run: with the seed, the whole state of the random generator."""
+        return {name: state.step for name, state in self._states.items()}
+
+    def restore_steps(self, steps: dict[str, int]) -> None:
+        """Sets what :meth:`steps` gave."""
+        for name, step in steps.items():
+            self._state(name).step = int(step)
+
+    # Blobs, for programs
+
+    def value(self, name: str) -> Any:
+        """What the blob holds, itself and not a copy; ``gpunet.blobs.EMPTY`` if nothing or if there is no such blob."""
+        blob = self._blobs.get(name)
+        return EMPTY if blob is None else blob.value
+
+    def spec(self, name: str) -> BlobSpec | None:
+        """Shape and type of the blob; ``None`` if it holds nothing."""
+        blob = self._blobs.get(name)
+        return None if blob is None else blob.spec
+
+    def allocate(self, name: str, spec: TensorSpec) -> npt.NDArray[Any]:
+        """The blob's array with this shape and type; its elements are whatever was there."""
+        blob = self._blobs.get(name)
+        if blob is None:
+            blob = self._blobs[name] = Blob(name)
+        before = blob.value
+        array = blob.allocate(spec)
+        if array is not before:
+            self.epoch += 1
+        return array
+
+    def replace(self, name: str, value: Any) -> None:
+        """Makes the blob hold ``value`` itself."""
+        blob = self._blobs.get(name)
+        if blob is None:
+            blob = self._blobs[name] = Blob(name)
+        blob.set(value)
+        self.epoch += 1
+
+    def put(self, name: str, value: Any) -> None:
+        """Takes over a fresh value; an array is copied where the blob has one of this shape and type, so that bindings hold."""
+        if isinstance(value, np.ndarray) and value.dtype != object and self.spec(name) == TensorSpec(value.shape, value.dtype):
+            np.copyto(self.value(name), value)
+        else:
+            self.replace(name, np.ascontiguousarray(value).reshape(value.shape) if isinstance(value, np.ndarray) else value)
+
+    def _state(self, name: str) -> RunState:
+        return self._states.setdefault(name, RunState())
+
+    def _run(self, program: Program) -> None:
+        with self._exclusively(f"run net {program.name!r}"):
+            program.run()
+
+    def _exclusively(self, what: str) -> _Exclusive:
+        return _Exclusive(self._running, what)
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.device)!r}, {len(self._blobs)} blobs, {len(self._programs)} nets)"
+
+
+class _Exclusive:
+    """Holds a lock, or refuses at once: two nets of one workspace share scratch and blobs, so they do not run at the same time."""
+
+    def __init__(self, lock: threading.Lock, what: str) -> None:
+        self._lock = lock
+        self._what = what
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise NetError(f"cannot {self._what}: another net of this workspace is running, wanted one at a time")
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
