@@ -4,6 +4,7 @@ The top-level folders are imported under `gpunet`: `proto` and `distributed` are
 Subpackages are found, not listed, so that a new one cannot be left out of a wheel.
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -24,5 +25,8 @@ packages = [
     for name, folder in package_dir.items()
     for package in (name, *(f"{name}.{sub}" for sub in find_packages(str(ROOT / folder))))
 ]
+
+# setuptools puts whatever an earlier build left here into the wheel, modules deleted since included.
+shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
 
 setup(packages=packages, package_dir=package_dir)
