@@ -163,7 +163,12 @@ def _list(message: Argument, *fields: str) -> tuple[Any, ...]:
     for name in fields:
         if getattr(message, name):
             return tuple(getattr(message, name))
-    if any(message.HasField(f) for f in ("f", "i", "s", "n", "t")) or message.floats or message.ints or message.strings:  # type: ignore[arg-type]
+    if (
+        any(message.HasField(f) for f in ("f", "i", "s", "n", "t"))
+        or message.floats
+        or message.ints
+        or message.strings
+    ):  # type: ignore[arg-type]
         raise ValueError
     return ()
 
@@ -231,5 +236,7 @@ def _read(arg: Arg, message: Argument) -> Any:
             f"argument {arg.name!r} holds {fields or 'nothing'}, wanted {_KINDS[arg.kind]}{detail}"
         ) from None
     if arg.choices and value not in arg.choices:
-        raise ArgumentError(f"argument {arg.name!r} is {value!r}, wanted one of {', '.join(map(repr, arg.choices))}")
+        raise ArgumentError(
+            f"argument {arg.name!r} is {value!r}, wanted one of {', '.join(map(repr, arg.choices))}"
+        )
     return value

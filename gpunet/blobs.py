@@ -120,7 +120,9 @@ def as_value(name: str, value: Any) -> Any:
     dtype = value.dtype.newbyteorder("=")
     if dtype not in NUMPY_TO_PROTO:
         wanted = ", ".join(sorted(t.name for t in NUMPY_TO_PROTO if t != object))
-        raise DataTypeError(f"cannot feed blob {name!r}: the array is {value.dtype}, wanted strings or one of {wanted}")
+        raise DataTypeError(
+            f"cannot feed blob {name!r}: the array is {value.dtype}, wanted strings or one of {wanted}"
+        )
     return value.astype(dtype, copy=False)
 
 

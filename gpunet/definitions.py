@@ -43,7 +43,9 @@ def make_argument(name: str, value: Any) -> Argument:
     elif isinstance(value, (list, tuple)):
         _fill_list(argument, [v.item() if isinstance(v, np.generic) else v for v in value])
     else:
-        raise ArgumentError(f"argument {name!r} is {value!r} of type {type(value).__name__}, wanted a number, text, list or message")
+        raise ArgumentError(
+            f"argument {name!r} is {value!r} of type {type(value).__name__}, wanted a number, text, list or message"
+        )
     return argument
 
 
@@ -60,7 +62,9 @@ def _fill_list(argument: Argument, values: list[Any]) -> None:
         argument.tensors.extend(values)
     else:
         kinds = sorted({type(v).__name__ for v in values})
-        raise ArgumentError(f"argument {argument.name!r} is a list of {', '.join(kinds)}, wanted elements of one type")
+        raise ArgumentError(
+            f"argument {argument.name!r} is a list of {', '.join(kinds)}, wanted elements of one type"
+        )
 
 
 def make_operator(

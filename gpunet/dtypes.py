@@ -31,7 +31,9 @@ _TABLE: dict[TensorProto.DataType, np.dtype] = {
 }
 
 #: NumPy's type for each DataType that a tensor can have; BYTE reads as uint8.
-PROTO_TO_NUMPY: Mapping[int, np.dtype] = MappingProxyType({**_TABLE, TensorProto.BYTE: np.dtype(np.uint8)})
+PROTO_TO_NUMPY: Mapping[int, np.dtype] = MappingProxyType(
+    dict([*_TABLE.items(), (TensorProto.BYTE, np.dtype(np.uint8))])
+)
 
 #: The inverse; uint8 is written as UINT8, never as BYTE.
 NUMPY_TO_PROTO: Mapping[np.dtype, TensorProto.DataType] = MappingProxyType({d: t for t, d in _TABLE.items()})
@@ -73,8 +75,8 @@ def as_dtype(value: DTypeLike) -> np.dtype:
     """The NumPy type, in native byte order, that ``value`` names.
 
     Accepts a NumPy type, a scalar type (``np.float32``, ``float``), a ``TensorProto.DataType`` as number or
-    name in any case, or NumPy's own name of a type. Where the two disagree the name is the format's: "float" is
-    float32 and "byte" is uint8.
+    name in any case, or NumPy's own name of a type. Where the two disagree the name is the format's:
+    "float" is float32 and "byte" is uint8.
 
     Raises:
         DataTypeError: ``value`` names no type, or none that a tensor can have.

@@ -109,6 +109,8 @@ class GradientBuilder:
 
         return make_operator(type, inputs, outputs, **args)
 
-    def single(self, type: str, inputs: Sequence[str], outputs: Sequence[str], **args: Any) -> list[OperatorDef]:
+    def single(
+        self, type: str, inputs: Sequence[str], outputs: Sequence[str], **args: Any
+    ) -> list[OperatorDef]:
         """A list with one definition: what most gradient functions return."""
         return [self.make(type, inputs, outputs, **args)]

@@ -43,12 +43,16 @@ def gradient_ops(
     return definitions, {name: grad for name, grad in zip(operator.inputs, grads) if grad is not None}
 
 
-def _differentiate(op: Operator, output_grads: Sequence[Gradient]) -> tuple[list[OperatorDef], list[Gradient]]:
+def _differentiate(
+    op: Operator, output_grads: Sequence[Gradient]
+) -> tuple[list[OperatorDef], list[Gradient]]:
     rule = op.schema.gradient
     if rule is NO_GRADIENT:
         return [], [None] * len(op.inputs)
     if isinstance(rule, GradientRule):
-        raise GradientError("this operator is not differentiable, wanted a path to the loss without it").locate(op.where)
+        raise GradientError(
+            "this operator is not differentiable, wanted a path to the loss without it"
+        ).locate(op.where)
     builder = GradientBuilder(op, output_grads)
     try:
         definitions = list(rule(builder))
@@ -158,7 +162,11 @@ class _Backward:
                 self._set(name, grad, before[name])
 
     def _record_sources(
-        self, op: Operator, before: dict[str, int], definitions: list[OperatorDef], input_grads: list[Gradient]
+        self,
+        op: Operator,
+        before: dict[str, int],
+        definitions: list[OperatorDef],
+        input_grads: list[Gradient],
     ) -> None:
         slots: dict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
         for definition in definitions:
@@ -180,12 +188,19 @@ class _Backward:
 
     def _check_inputs(self, index: int, definitions: list[OperatorDef], output_grads: list[Gradient]) -> None:
         op, before, after = self.operators[index], self._before[index], self._after[index]
-        upstream = {part for g in output_grads if g is not None for part in ([g] if isinstance(g, str) else g)}
+        upstream = {
+            part for g in output_grads if g is not None for part in ([g] if isinstance(g, str) else g)
+        }
         local: set[str] = set()
         for definition in definitions:
             for name in definition.input:
                 role, wanted = ("output", after.get(name)) if name in after else ("input", before.get(name))
-                if name not in upstream and name not in local and wanted is not None and wanted != self._version[name]:
+                if (
+                    name not in upstream
+                    and name not in local
+                    and wanted is not None
+                    and wanted != self._version[name]
+                ):
                     raise GradientError(
                         f"the gradient needs {role} {name!r} as this operator left it, but a later operator overwrote it "
                         f"(version {wanted} is needed, version {self._version[name]} is there), wanted another output name there"
@@ -243,7 +258,9 @@ def _sum(blob: str, sources: Sequence[_Source]) -> tuple[list[OperatorDef], str]
         slot = source.slots[0]
         if slot is None:
             if source.gradient == total:
-                raise GradientError(f"the gradient {total!r} of blob {blob!r} is both passed through and written, wanted other names")
+                raise GradientError(
+                    f"the gradient {total!r} of blob {blob!r} is both passed through and written, wanted other names"
+                )
             terms.append(str(source.gradient))
         elif not kept:
             kept = True

@@ -40,7 +40,9 @@ def infer_operator(op: Operator, specs: dict[str, BlobSpec | None]) -> list[Blob
     """Infers one operator from ``specs`` and puts its outputs there."""
     missing = [name for name in op.inputs if name not in specs]
     if missing:
-        raise BlobError(f"input {missing[0]!r} is neither given nor made by an earlier operator").locate(op.where)
+        raise BlobError(f"input {missing[0]!r} is neither given nor made by an earlier operator").locate(
+            op.where
+        )
     outputs = op.infer([specs[name] for name in op.inputs])
     specs.update(zip(op.outputs, outputs))
     return outputs

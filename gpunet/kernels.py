@@ -91,7 +91,9 @@ def kernel(
         for type in types:
             key = (type, device, engine)
             if key in _kernels:
-                raise SchemaError(f"operator {type!r} already has a kernel on {device!r} with engine {engine!r}")
+                raise SchemaError(
+                    f"operator {type!r} already has a kernel on {device!r} with engine {engine!r}"
+                )
             _kernels[key] = Kernel(type, device, engine, function, binds, scratch)
         return function
 
@@ -102,7 +104,9 @@ def load(device: str) -> None:
     """Imports the kernels of a device kind, once."""
     provider = _PROVIDERS.get(device)
     if provider is None:
-        raise DeviceError(f"no kernels are installed for devices of kind {device!r}, wanted one of {', '.join(_PROVIDERS)}")
+        raise DeviceError(
+            f"no kernels are installed for devices of kind {device!r}, wanted one of {', '.join(_PROVIDERS)}"
+        )
     importlib.import_module(provider)
 
 
@@ -117,4 +121,6 @@ def find(op: Operator, device: str) -> Kernel:
         found = _kernels.get((op.type, device, engine))
         if found is not None:
             return found
-    raise DeviceError(f"there is no kernel on device {device!r}, wanted one registered with gpunet.kernels.kernel")
+    raise DeviceError(
+        f"there is no kernel on device {device!r}, wanted one registered with gpunet.kernels.kernel"
+    )

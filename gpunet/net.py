@@ -28,7 +28,13 @@ class Net:
         """The net's name."""
         return self.proto.name
 
-    def add(self, type: str, inputs: str | Sequence[str] = (), outputs: str | Sequence[str] | int | None = None, **args: Any) -> Any:
+    def add(
+        self,
+        type: str,
+        inputs: str | Sequence[str] = (),
+        outputs: str | Sequence[str] | int | None = None,
+        **args: Any,
+    ) -> Any:
         """Appends an operator and returns the name of its output, or a tuple of names where there are several.
 
         Args:

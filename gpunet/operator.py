@@ -61,7 +61,9 @@ class Operator:
             found = list(self.schema.infer(self, specs))
             if len(found) < len(self.outputs):
                 raise SchemaError(f"has {len(self.outputs)} outputs, wanted at most {len(found)} here")
-            for output, i in ((o, self.inputs.index(n)) for o, n in enumerate(self.outputs) if n in self.inputs):
+            for output, i in (
+                (o, self.inputs.index(n)) for o, n in enumerate(self.outputs) if n in self.inputs
+            ):
                 self._check_inplace(i, output, specs[i], found[output])
             return found[: len(self.outputs)]
         except GpunetError as error:

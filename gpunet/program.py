@@ -33,7 +33,19 @@ log = logging.getLogger("gpunet")
 
 #: Net types of Caffe2. All of them run in order here.
 NET_TYPES = frozenset(
-    ["", "simple", "simple_refcount", "async_simple", "rnn", "dag", "prof_dag", "async_dag", "async_polling", "async_scheduling", "parallel"]
+    [
+        "",
+        "simple",
+        "simple_refcount",
+        "async_simple",
+        "rnn",
+        "dag",
+        "prof_dag",
+        "async_dag",
+        "async_polling",
+        "async_scheduling",
+        "parallel",
+    ]
 )
 
 #: How many combinations of input shapes a segment remembers the inferred shapes of.
@@ -56,7 +68,9 @@ class Program:
 
     def __init__(self, net: NetDef, workspace: Workspace, state: RunState) -> None:
         if net.type not in NET_TYPES:
-            raise NetError(f"net {net.name!r} has type {net.type!r}, wanted one of {', '.join(sorted(NET_TYPES - {''}))}")
+            raise NetError(
+                f"net {net.name!r} has type {net.type!r}, wanted one of {', '.join(sorted(NET_TYPES - {''}))}"
+            )
         check_order(net, workspace.has)
         self.name = net.name
         self.workspace = workspace
@@ -194,7 +208,9 @@ class StaticSegment(Segment):
             made.update(op.outputs)
         return values, specs
 
-    def _infer(self, operators: Sequence[Operator], specs: dict[str, BlobSpec | None]) -> list[list[BlobSpec | None]]:
+    def _infer(
+        self, operators: Sequence[Operator], specs: dict[str, BlobSpec | None]
+    ) -> list[list[BlobSpec | None]]:
         key = tuple(specs.items())
         found = self._inferred.get(key)
         if found is None:
@@ -208,12 +224,16 @@ class StaticSegment(Segment):
             self._inferred[key] = found
         return found
 
-    def _make_steps(self, operators: Sequence[Operator], bound: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> list[Step]:
+    def _make_steps(
+        self, operators: Sequence[Operator], bound: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]
+    ) -> list[Step]:
         program = self._program
         kernels = [program.kernels[i] for i in self._range]
         scratch = program.scratch([_wanted_scratch(op, k, *b) for op, k, b in zip(operators, kernels, bound)])
         steps = []
-        for index, op, kernel, (inputs, outputs), room in zip(self._range, operators, kernels, bound, scratch):
+        for index, op, kernel, (inputs, outputs), room in zip(
+            self._range, operators, kernels, bound, scratch
+        ):
             context = program._contexts[index]
             context.scratch = room
             arguments = (inputs, outputs, op.args, context)
@@ -269,7 +289,12 @@ def _find_kernel(op: Operator, device: Device) -> Kernel:
     wanted = requested_device(option) if op.definition.HasField("device_option") else None
     if wanted is not None and wanted.kind != device.kind and str(wanted) not in _reported:
         _reported.add(str(wanted))
-        log.warning("%s asks for device %s, which this workspace does not have: running on %s", op.where, wanted, device)
+        log.warning(
+            "%s asks for device %s, which this workspace does not have: running on %s",
+            op.where,
+            wanted,
+            device,
+        )
     try:
         return find(op, device.kind)
     except GpunetError as error:
@@ -282,14 +307,20 @@ def _read(workspace: Workspace, op: Operator, index: int) -> Any:
     if value is EMPTY:
         state = "holds nothing yet" if workspace.has(name) else "does not exist"
         declared = op.schema.input_at(index).name
-        raise BlobError(f"input {declared}: blob {name!r} {state}, wanted one that was fed or made before").locate(op.where)
+        raise BlobError(
+            f"input {declared}: blob {name!r} {state}, wanted one that was fed or made before"
+        ).locate(op.where)
     return value
 
 
-def _output(workspace: Workspace, op: Operator, index: int, inputs: tuple[Any, ...], spec: BlobSpec | None) -> Any:
+def _output(
+    workspace: Workspace, op: Operator, index: int, inputs: tuple[Any, ...], spec: BlobSpec | None
+) -> Any:
     name = op.outputs[index]
     if not isinstance(spec, TensorSpec):
-        raise KernelError(f"output {name!r} is {spec}, wanted a tensor from an operator that is not dynamic").locate(op.where)
+        raise KernelError(
+            f"output {name!r} is {spec}, wanted a tensor from an operator that is not dynamic"
+        ).locate(op.where)
     if name in op.inputs:
         array = inputs[op.inputs.index(name)]
         if (array.shape, array.dtype) != (spec.shape, spec.dtype):
@@ -299,7 +330,9 @@ def _output(workspace: Workspace, op: Operator, index: int, inputs: tuple[Any, .
     return workspace.allocate(name, spec)
 
 
-def _wanted_scratch(op: Operator, kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[TensorSpec]:
+def _wanted_scratch(
+    op: Operator, kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[TensorSpec]:
     if kernel.scratch is None:
         return ()
     return kernel.scratch(op, [_spec(x) for x in inputs], [_spec(y) for y in outputs])

@@ -35,21 +35,27 @@ def want_rank(op: Operator, inputs: Sequence[TensorSpec], index: int, *ranks: in
     """Raises :class:`ShapeError` unless input ``index`` has one of ``ranks`` dimensions."""
     if inputs[index].rank not in ranks:
         wanted = " or ".join(map(str, ranks))
-        raise ShapeError(f"{describe(op, index, inputs[index])} has {inputs[index].rank} dimensions, wanted {wanted}")
+        raise ShapeError(
+            f"{describe(op, index, inputs[index])} has {inputs[index].rank} dimensions, wanted {wanted}"
+        )
 
 
 def want_shape(op: Operator, inputs: Sequence[TensorSpec], index: int, shape: Shape, why: str = "") -> None:
     """Raises :class:`ShapeError` unless input ``index`` has exactly this shape."""
     if inputs[index].shape != tuple(shape):
         reason = f" ({why})" if why else ""
-        raise ShapeError(f"{describe(op, index, inputs[index])} does not fit, wanted {format_shape(tuple(shape))}{reason}")
+        raise ShapeError(
+            f"{describe(op, index, inputs[index])} does not fit, wanted {format_shape(tuple(shape))}{reason}"
+        )
 
 
 def want_size(op: Operator, inputs: Sequence[TensorSpec], index: int, size: int, why: str = "") -> None:
     """Raises :class:`ShapeError` unless input ``index`` has this number of elements."""
     if inputs[index].size != size:
         reason = f" ({why})" if why else ""
-        raise ShapeError(f"{describe(op, index, inputs[index])} has {inputs[index].size} elements, wanted {size}{reason}")
+        raise ShapeError(
+            f"{describe(op, index, inputs[index])} has {inputs[index].size} elements, wanted {size}{reason}"
+        )
 
 
 def want_same_type(op: Operator, inputs: Sequence[TensorSpec], *indices: int) -> None:
@@ -70,7 +76,9 @@ def canonical_axis(axis: int, rank: int, name: str = "axis", *, inclusive: bool 
     """
     limit = rank + 1 if inclusive else rank
     if not -limit <= axis < limit:
-        raise ArgumentError(f"argument {name!r} is {axis}, wanted {-limit} to {limit - 1} for {rank} dimensions")
+        raise ArgumentError(
+            f"argument {name!r} is {axis}, wanted {-limit} to {limit - 1} for {rank} dimensions"
+        )
     return axis + limit if axis < 0 else axis
 
 
@@ -79,7 +87,9 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
     try:
         return tuple(int(n) for n in np.broadcast_shapes(a, b))
     except ValueError:
-        raise ShapeError(f"shapes {format_shape(a)} and {format_shape(b)} do not broadcast, wanted equal or 1 from the right") from None
+        raise ShapeError(
+            f"shapes {format_shape(a)} and {format_shape(b)} do not broadcast, wanted equal or 1 from the right"
+        ) from None
 
 
 def flops_per_output(count: int = 1) -> FlopsFunction:
@@ -98,5 +108,3 @@ def flops_per_input(count: int = 1, index: int = 0) -> FlopsFunction:
         return count * inputs[index].size
 
     return flops
-
-

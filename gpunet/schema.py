@@ -137,7 +137,9 @@ class OpSchema:
         _check_count("input", len(op.inputs), self.inputs, self.input_counts)
         _check_count("output", len(op.outputs), self.outputs, self.output_counts)
         for o, name in enumerate(op.outputs):
-            if name in op.inputs and not any((i, o) in self.inplace for i, x in enumerate(op.inputs) if x == name):
+            if name in op.inputs and not any(
+                (i, o) in self.inplace for i, x in enumerate(op.inputs) if x == name
+            ):
                 raise SchemaError(
                     f"output {self.output_at(o).name} ({name!r}) would overwrite an input in place, "
                     f"allowed in-place pairs (input, output) are {sorted(self.inplace) or 'none'}"
@@ -161,7 +163,9 @@ class OpSchema:
                 continue
             if not isinstance(found, TensorSpec) or found.dtype not in declared.types:
                 wanted = ", ".join(sorted("string" if t == object else t.name for t in declared.types))
-                raise DataTypeError(f"input {declared.name} ({op.inputs[i]!r}) is {found}, wanted one of {wanted}")
+                raise DataTypeError(
+                    f"input {declared.name} ({op.inputs[i]!r}) is {found}, wanted one of {wanted}"
+                )
 
 
 def _check_count(
@@ -178,7 +182,9 @@ def _check_count(
         wanted = str(fewest) if fewest == len(declared) else f"{fewest} to {len(declared)}"
     if not fits:
         names = ", ".join(d.name + ("..." if d.variadic else "?" if d.optional else "") for d in declared)
-        raise SchemaError(f"has {found} {what}{'' if found == 1 else 's'}, wanted {wanted} ({names or 'none'})")
+        raise SchemaError(
+            f"has {found} {what}{'' if found == 1 else 's'}, wanted {wanted} ({names or 'none'})"
+        )
 
 
 _schemas: dict[str, OpSchema] = {}

@@ -115,7 +115,7 @@ def load(source: AnyPath | bytes, message_type: type[M], *, limit: int = MAX_MES
     try:
         return parse_text(message_type, text, what=what)
     except FormatError:
-        # A short binary message can consist of printable bytes. A text that parses by chance sets no known field.
+        # A short binary message can be all printable. A text that parses as one sets no known field.
         if not is_text:
             with contextlib.suppress(FormatError):
                 message = parse(message_type, data, what=what, limit=limit)

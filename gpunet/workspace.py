@@ -57,7 +57,9 @@ class Workspace:
         if isinstance(value, np.ndarray):
             np.copyto(self.allocate(name, TensorSpec(value.shape, value.dtype)), value)
         elif isinstance(value, QuantizedTensor):
-            self.replace(name, QuantizedTensor(np.array(value.data), float(value.scale), int(value.zero_point)))
+            self.replace(
+                name, QuantizedTensor(np.array(value.data), float(value.scale), int(value.zero_point))
+            )
         else:
             self.replace(name, value)
 
@@ -68,7 +70,9 @@ class Workspace:
         value = self.value(name)
         if value is EMPTY:
             state = "holds nothing yet" if name in self._blobs else "does not exist"
-            raise BlobError(f"cannot fetch blob {name!r}: it {state}, wanted one that was fed or made by a net")
+            raise BlobError(
+                f"cannot fetch blob {name!r}: it {state}, wanted one that was fed or made by a net"
+            )
         if isinstance(value, np.ndarray):
             return value.copy()
         if isinstance(value, QuantizedTensor):
@@ -121,7 +125,9 @@ class Workspace:
         """
         definition = as_net_def(net)
         if definition.name in self._programs and not overwrite:
-            raise NetError(f"a net named {definition.name!r} exists already, wanted another name or overwrite=True")
+            raise NetError(
+                f"a net named {definition.name!r} exists already, wanted another name or overwrite=True"
+            )
         copy = NetDef()
         copy.CopyFrom(definition)
         self._programs[copy.name] = Program(copy, self, self._state(copy.name))
@@ -187,10 +193,17 @@ class Workspace:
 
     def put(self, name: str, value: Any) -> None:
         """Takes over a fresh value; an array is copied where the blob has one of this shape and type, so that bindings hold."""
-        if isinstance(value, np.ndarray) and value.dtype != object and self.spec(name) == TensorSpec(value.shape, value.dtype):
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype != object
+            and self.spec(name) == TensorSpec(value.shape, value.dtype)
+        ):
             np.copyto(self.value(name), value)
         else:
-            self.replace(name, np.ascontiguousarray(value).reshape(value.shape) if isinstance(value, np.ndarray) else value)
+            self.replace(
+                name,
+                np.ascontiguousarray(value).reshape(value.shape) if isinstance(value, np.ndarray) else value,
+            )
 
     def _state(self, name: str) -> RunState:
         return self._states.setdefault(name, RunState())
@@ -215,7 +228,9 @@ class _Exclusive:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise NetError(f"cannot {self._what}: another net of this workspace is running, wanted one at a time")
+            raise NetError(
+                f"cannot {self._what}: another net of this workspace is running, wanted one at a time"
+            )
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()

@@ -1,0 +1,320 @@
+"""The one helper that checks an operator: a case is a row of a table, `check_*` are the rules that every row must satisfy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import gpunet
+from gpunet import kernels, schema
+from gpunet.definitions import make_operator
+from gpunet.operator import Operator
+from gpunet.proto import OperatorDef
+from gpunet.specs import OpaqueSpec, TensorSpec
+
+
+@dataclasses.dataclass
+class OpCase:
+    """One row: an operator, its inputs, and what is expected of it.
+
+    Attributes:
+        type: operator type.
+        inputs: arrays, or any object for opaque inputs.
+        args: arguments of the definition.
+        outputs: number of outputs.
+        reference: called with the inputs (floats as float64), gives the expected output or a tuple of them, `None` for those not compared.
+        check: in place of a reference for random operators: called with (outputs, inputs), makes its own assertions.
+        gradient: indices of inputs whose gradient is compared with central differences in float64; by default all float inputs
+            that have one. `()` switches it off.
+        grad_outputs: outputs that the loss depends on; by default the first, or all of a variadic list.
+        empty: whether the row also runs with dimension 0 of input 0 (and of inputs of the same shape) set to 0; or the indices of the inputs to
+            empty; `False` where an empty input makes no sense, with a comment.
+        inplace: whether all in-place pairs of the schema are tried too.
+        raises: error class and a part of its message; then nothing else is checked.
+    """
+
+    type: str
+    inputs: Sequence[Any]
+    args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _: dataclasses.KW_ONLY
+    outputs: int = 1
+    reference: Callable[..., Any] | None = None
+    check: Callable[[list[Any], list[Any]], None] | None = None
+    gradient: tuple[int, ...] | None = None
+    grad_outputs: tuple[int, ...] | None = None
+    empty: bool | tuple[int, ...] = True
+    inplace: bool = True
+    engine: str = ""
+    id: str = ""
+    rtol: float = 1e-5
+    atol: float = 1e-6
+    raises: tuple[type[Exception], str] | None = None
+
+    def name(self) -> str:
+        shapes = "_".join("x".join(map(str, np.shape(x))) or "0d" for x in self.inputs[:3])
+        args = "_".join(f"{k}{v}".replace(" ", "") for k, v in self.args.items())
+        return "-".join(filter(None, [self.type, self.id or f"{shapes}-{args}"[:60]]))
+
+    def definition(self, inplace: dict[int, int] | None = None) -> OperatorDef:
+        """The definition, with output `o` named as input `i` for each `inplace` item (o, i)."""
+        declared = schema.lookup(self.type)
+        inputs = [f"in{i}" for i in range(len(self.inputs))]
+        pairs = {o: i for i, o in declared.enforce_inplace} | (inplace or {})
+        outputs = [
+            inputs[pairs[o]] if pairs.get(o, len(inputs)) < len(inputs) else f"out{o}"
+            for o in range(self.outputs)
+        ]
+        return make_operator(self.type, inputs, outputs, engine=self.engine, **self.args)
+
+
+POISON = {"f": np.nan, "i": 0x5A, "u": 0x5A, "b": True}
+
+
+def poisoned(spec: TensorSpec) -> np.ndarray:
+    return np.full(
+        spec.shape, b"poison" if spec.dtype == object else POISON[spec.dtype.kind], dtype=spec.dtype
+    )
+
+
+def execute(definition: OperatorDef, inputs: Sequence[Any]) -> list[Any]:
+    """Runs the kernel on these very arrays with poisoned outputs and scratch; checks that inference told the truth."""
+    op = Operator(definition)
+    specs = [
+        TensorSpec(x.shape, x.dtype) if isinstance(x, np.ndarray) else OpaqueSpec(type(x).__name__)
+        for x in inputs
+    ]
+    inferred = op.infer(specs)
+    found = kernels.find(op, "cpu")
+    aliased = {o: op.inputs.index(name) for o, name in enumerate(op.outputs) if name in op.inputs}
+    outputs: Any = ()
+    scratch: tuple[Any, ...] = ()
+    if not op.dynamic:
+        outputs = tuple(
+            inputs[aliased[o]].reshape(s.shape) if o in aliased else poisoned(s)
+            for o, s in enumerate(inferred)
+        )
+        if found.scratch is not None:
+            scratch = tuple(poisoned(s) for s in found.scratch(op, specs, inferred))
+    context = kernels.KernelContext(op, seed=1701, operator_id=7, scratch=scratch)
+    with np.errstate(all="ignore"):
+        result = found.function(tuple(inputs), outputs, op.args, context)
+        if found.binds:
+            result = result()
+    if op.dynamic:
+        outputs = result
+    for name, want, got in zip(op.outputs, inferred, outputs, strict=True):
+        if isinstance(want, TensorSpec):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), (
+                f"{name} is {got.dtype} {got.shape}, inferred {want}"
+            )
+    return list(outputs)
+
+
+def copies(inputs: Sequence[Any]) -> list[Any]:
+    return [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
+
+
+def double(x: Any) -> Any:
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+
+
+def assert_same(got: Any, want: Any, rtol: float, atol: float, what: str) -> None:
+    if isinstance(got, np.ndarray) and got.dtype.kind == "f":
+        if got.dtype == np.float16:
+            rtol, atol = max(rtol, 2e-3), max(atol, 2e-3)
+        np.testing.assert_allclose(
+            got.astype(np.float64), np.asarray(want, dtype=np.float64), rtol, atol, err_msg=what
+        )
+    else:
+        np.testing.assert_array_equal(got, want, err_msg=what)
+
+
+def expected(case: OpCase, inputs: Sequence[Any]) -> list[Any]:
+    with np.errstate(all="ignore"):
+        result = case.reference(*map(double, copies(inputs)))
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def check_values(case: OpCase) -> None:
+    """Schema, inferred against actual shapes, values, inputs unchanged."""
+    inputs = copies(case.inputs)
+    definition = case.definition()
+    outputs = execute(definition, inputs)
+    for i, (before, after) in enumerate(zip(case.inputs, inputs, strict=True)):
+        if isinstance(before, np.ndarray) and definition.input[i] not in definition.output:
+            np.testing.assert_array_equal(after, before, err_msg=f"input {i} was changed")
+    assert case.reference or case.check, "a case needs a reference or a check"
+    if case.check is not None:
+        case.check(outputs, copies(case.inputs))
+    if case.reference is not None:
+        wanted = expected(case, case.inputs)
+        assert len(wanted) == len(outputs), f"the reference gives {len(wanted)} outputs of {len(outputs)}"
+        for o, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+            if want is not None:
+                assert np.shape(want) == got.shape, (
+                    f"output {o} is {got.shape}, the reference {np.shape(want)}"
+                )
+                assert_same(got, want, case.rtol, case.atol, f"output {o}")
+
+
+def strided(x: Any) -> Any:
+    """The same values with gaps between them and the first dimension innermost."""
+    if not isinstance(x, np.ndarray) or x.ndim == 0:
+        return x
+    wide = np.zeros((*x.shape[1:], 2 * x.shape[0]), dtype=x.dtype)
+    view = np.moveaxis(wide[..., ::2], -1, 0)
+    view[...] = x
+    return view
+
+
+def check_strided(case: OpCase) -> None:
+    """Non-contiguous inputs give the same outputs."""
+    want = execute(case.definition(), copies(case.inputs))
+    got = execute(case.definition(), [strided(x) for x in copies(case.inputs)])
+    compare_outputs(case, got, want)
+
+
+def compare_outputs(case: OpCase, got: Sequence[Any], want: Sequence[Any]) -> None:
+    for o, (a, b) in enumerate(zip(got, want, strict=True)):
+        if isinstance(b, np.ndarray):
+            assert_same(a, b, case.rtol, case.atol, f"output {o}")
+
+
+def check_inplace(case: OpCase) -> None:
+    """Every in-place pair of the schema whose shapes allow it gives the outputs of separate buffers."""
+    op = Operator(case.definition())
+    want = execute(case.definition(), copies(case.inputs))
+    if op.dynamic:
+        return
+    for i in range(len(case.inputs)):
+        for o in range(case.outputs):
+            x, y = case.inputs[i], want[o]
+            if (i, o) not in op.schema.inplace or op.outputs[o] in op.inputs or not isinstance(x, np.ndarray):
+                continue
+            if (x.nbytes, x.dtype) == (y.nbytes, y.dtype):
+                got = execute(case.definition({o: i}), copies(case.inputs))
+                compare_outputs(case, got, want)
+
+
+def check_empty(case: OpCase) -> None:
+    """A dimension of 0 in front: shapes as inferred, and the reference's values where it can say."""
+    if case.empty is False:
+        return
+    first = np.shape(case.inputs[0]) if case.inputs else ()
+    if not first:
+        return
+    chosen = (
+        case.empty
+        if isinstance(case.empty, tuple)
+        else [i for i, x in enumerate(case.inputs) if np.shape(x) == first]
+    )
+    inputs = [x[:0] if i in chosen else x for i, x in enumerate(copies(case.inputs))]
+    outputs = execute(case.definition(), inputs)
+    if case.reference is None:
+        return
+    try:
+        wanted = expected(case, inputs)
+    except (ValueError, IndexError, ZeroDivisionError, FloatingPointError):
+        return
+    for o, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+        if want is not None and np.shape(want) == got.shape:
+            assert_same(got, want, case.rtol, case.atol, f"output {o} of an empty input")
+
+
+EPSILON = 1e-5
+MAX_PROBES = 48
+
+
+def check_gradient(case: OpCase) -> None:
+    """Analytic gradients against central differences in float64: relative 1e-4, absolute 1e-7."""
+    declared = schema.lookup(case.type)
+    if not callable(declared.gradient) or case.gradient == ():
+        return
+    rng = np.random.default_rng(5)
+    definition = case.definition()
+    inputs = [double(x) for x in copies(case.inputs)]
+    forward = gpunet.Workspace("cpu")
+    for name, x in zip(definition.input, inputs, strict=True):
+        forward.feed(name, x)
+    forward.create(gpunet.proto.NetDef(name="forward", op=[definition]))
+    forward.run("forward")
+    chosen = case.grad_outputs
+    if chosen is None:
+        chosen = tuple(range(case.outputs)) if declared.output_at(case.outputs).variadic else (0,)
+    seeds = {
+        definition.output[o]: rng.uniform(0.5, 1.5, np.shape(forward.fetch(definition.output[o])))
+        for o in chosen
+    }
+
+    def loss() -> float:
+        for name, x in zip(definition.input, inputs, strict=True):
+            forward.feed(name, x)
+        forward.run("forward")
+        return float(sum((forward.fetch(name) * seed).sum() for name, seed in seeds.items()))
+
+    loss()
+    definitions, grads = gpunet.gradient_ops(definition, {name: f"{name}_grad" for name in seeds})
+    backward = gpunet.Workspace("cpu")
+    for name, x in zip(definition.input, inputs, strict=True):
+        backward.feed(name, x)
+    for name in definition.output:
+        backward.feed(name, forward.fetch(name))
+    for name, seed in seeds.items():
+        backward.feed(f"{name}_grad", seed)
+    for gradient in definitions:
+        backward.run_operator(gradient)
+    checked = case.gradient
+    if checked is None:
+        checked = tuple(i for i, x in enumerate(inputs) if f"in{i}" in grads and x.dtype.kind == "f")
+        assert checked, "the schema has a gradient function, but no input got a gradient"
+    for i in checked:
+        found = grads[f"in{i}"]
+        if isinstance(found, str):
+            analytic = backward.fetch(found)
+        else:
+            analytic = np.zeros_like(inputs[i])
+            np.add.at(analytic, backward.fetch(found.indices), backward.fetch(found.values))
+        assert analytic.shape == inputs[i].shape, (
+            f"gradient of input {i} is {analytic.shape}, wanted {inputs[i].shape}"
+        )
+        assert analytic.dtype == np.float64
+        flat = inputs[i].reshape(-1)
+        probes = (
+            np.arange(flat.size)
+            if flat.size <= MAX_PROBES
+            else rng.choice(flat.size, MAX_PROBES, replace=False)
+        )
+        for p in probes:
+            kept = flat[p]
+            flat[p] = kept + EPSILON
+            above = loss()
+            flat[p] = kept - EPSILON
+            below = loss()
+            flat[p] = kept
+            numeric = (above - below) / (2 * EPSILON)
+            np.testing.assert_allclose(
+                analytic.reshape(-1)[p],
+                numeric,
+                rtol=1e-4,
+                atol=1e-7,
+                err_msg=f"gradient of input {i}, element {p}",
+            )
+
+
+def check_raises(case: OpCase) -> None:
+    """The error names the operator and says what is wrong."""
+    kind, message = case.raises
+    workspace = gpunet.Workspace("cpu")
+    try:
+        definition = case.definition()
+        for name, x in zip(definition.input, case.inputs, strict=True):
+            workspace.feed(name, x)
+        workspace.run_operator(definition)
+    except kind as error:
+        assert message in str(error), f"message {str(error)!r} lacks {message!r}"
+        assert f"[{case.type}]" in str(error), f"message {str(error)!r} does not name the operator"
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised")

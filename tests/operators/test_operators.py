@@ -1,0 +1,64 @@
+"""Every row of every `cases_<family>.py`, under every rule; and no operator without rows."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+
+import gpunet
+from tests import op_check
+
+CASES: list[op_check.OpCase] = []
+for path in sorted(pathlib.Path(__file__).parent.glob("cases_*.py")):
+    CASES += importlib.import_module(f"tests.operators.{path.stem}").CASES
+GOOD = [case for case in CASES if case.raises is None]
+RULES = [
+    op_check.check_values,
+    op_check.check_strided,
+    op_check.check_empty,
+    op_check.check_inplace,
+    op_check.check_gradient,
+]
+
+
+def ids(cases: list[op_check.OpCase]) -> list[str]:
+    seen: dict[str, int] = {}
+    names = []
+    for case in cases:
+        name = case.name()
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return names
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("case", GOOD, ids=ids(GOOD))
+def test_operator(case: op_check.OpCase, rule) -> None:
+    if rule is op_check.check_inplace and not case.inplace:
+        return
+    rule(case)
+
+
+ERRORS = [case for case in CASES if case.raises is not None]
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=ids(ERRORS))
+def test_error(case: op_check.OpCase) -> None:
+    op_check.check_raises(case)
+
+
+def test_every_operator_has_rows() -> None:
+    """A forward operator has rows of its own; a gradient operator is made by the gradient check of a forward one."""
+    covered = {case.type for case in GOOD}
+    for case in GOOD:
+        rule = gpunet.schema.lookup(case.type).gradient
+        if callable(rule):
+            definition = case.definition()
+            covered |= {
+                op.type
+                for op in gpunet.gradient_ops(definition, {o: f"{o}_grad" for o in definition.output})[0]
+            }
+    missing = sorted(set(gpunet.operator_types()) - covered)
+    assert not missing, f"operators without a row in the tables: {missing}"
