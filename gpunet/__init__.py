@@ -17,6 +17,7 @@ from gpunet.blobs import QuantizedTensor  # noqa: E402
 from gpunet.gradient_maker import GradientSlice  # noqa: E402
 from gpunet.gradients import gradient_ops  # noqa: E402
 from gpunet.inference import infer  # noqa: E402
+from gpunet.model import Model  # noqa: E402
 from gpunet.net import Net  # noqa: E402
 from gpunet.schema import registered_types as operator_types  # noqa: E402
 from gpunet.scope import device_scope, name_scope  # noqa: E402
@@ -24,6 +25,7 @@ from gpunet.workspace import Workspace  # noqa: E402
 
 __all__ = [
     "GradientSlice",
+    "Model",
     "Net",
     "QuantizedTensor",
     "Workspace",

@@ -1,0 +1,225 @@
+"""Layer helpers of a model: each makes its parameters and adds its operators.
+
+Names follow Caffe2: a layer ``name`` has weights ``name_w``, bias ``name_b``; batch norm has ``name_s`` (scale), ``name_b``, ``name_rm`` (running
+mean), ``name_riv`` (running variance, in spite of its name). The output blob is the layer's name. All names are prefixed by the name scope.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from gpunet.errors import ShapeError
+from gpunet.scope import scoped
+from gpunet.specs import Shape
+
+
+class Layers(ABC):
+    """The helpers. :class:`gpunet.Model` supplies what they are made of."""
+
+    @abstractmethod
+    def add(self, type: str, inputs: Any = (), outputs: Any = None, **args: Any) -> Any:
+        """Appends an operator."""
+
+    @abstractmethod
+    def add_parameter(
+        self, name: str, shape: Shape, filler: str = "XavierFill", *, decay: bool = True, **args: Any
+    ) -> str:
+        """Makes a parameter."""
+
+    @abstractmethod
+    def add_statistic(self, name: str, shape: Shape, value: float) -> str:
+        """Makes a running statistic."""
+
+    @abstractmethod
+    def shape_of(self, blob: str) -> Shape:
+        """The inferred shape of a blob."""
+
+    def conv(
+        self,
+        x: str,
+        name: str,
+        channels: int,
+        kernel: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        pad: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        group: int = 1,
+        bias: bool = True,
+        order: str = "NCHW",
+        weight_filler: str = "XavierFill",
+        **args: Any,
+    ) -> str:
+        """Convolution with ``channels`` filters.
+
+        Args:
+            x: input blob, ``[N, C, spatial...]`` (``[N, spatial..., C]`` with order NHWC).
+            name: name of the output and prefix of the parameters.
+            channels: number of output channels.
+            kernel, stride, dilation: one number for all spatial dimensions, or one for each.
+            pad: one number, or all leading then all trailing ones.
+            group: number of groups that channels are split into.
+            bias: whether to add a bias for each channel.
+            order: NCHW or NHWC, with any number of spatial dimensions.
+            weight_filler: the operator that fills the weights.
+            args: further arguments of the operator.
+        """
+        shape = self.shape_of(x)
+        rank = len(shape) - 2
+        incoming = shape[1] if order == "NCHW" else shape[-1]
+        if group < 1 or incoming % group or channels % group:
+            raise ShapeError(
+                f"[Conv] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted multiples of group {group}"
+            )
+        window = _spread(kernel, rank)
+        middle = (incoming // group, *window) if order == "NCHW" else (*window, incoming // group)
+        inputs = [x, self.add_parameter(f"{name}_w", (channels, *middle), weight_filler)]
+        if bias:
+            inputs.append(self.add_parameter(f"{name}_b", (channels,), "ConstantFill", decay=False))
+        pads = list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank)
+        return self._one(
+            "Conv",
+            inputs,
+            name,
+            kernels=list(window),
+            strides=list(_spread(stride, rank)),
+            pads=pads,
+            dilations=list(_spread(dilation, rank)),
+            group=group if group > 1 else None,
+            order=order,
+            **args,
+        )
+
+    def fc(
+        self,
+        x: str,
+        name: str,
+        units: int,
+        *,
+        bias: bool = True,
+        axis: int = 1,
+        weight_filler: str = "XavierFill",
+        **args: Any,
+    ) -> str:
+        """Fully connected layer: ``Y = X W^T + b`` with X flattened from ``axis`` on, W ``[units, K]``."""
+        incoming = math.prod(self.shape_of(x)[axis:])
+        inputs = [x, self.add_parameter(f"{name}_w", (units, incoming), weight_filler)]
+        # FC has three inputs always; a frozen zero bias would be a parameter in disguise.
+        if not bias:
+            return self._one("MatMul", inputs, name, trans_b=1, **args)
+        inputs.append(self.add_parameter(f"{name}_b", (units,), "ConstantFill", decay=False))
+        return self._one("FC", inputs, name, axis=axis if axis != 1 else None, **args)
+
+    def max_pool(self, x: str, name: str, kernel: int | Sequence[int] = 2, **args: Any) -> str:
+        """Maximum over windows; stride equals the kernel unless given."""
+        return self._pool("MaxPool", x, name, kernel, **args)
+
+    def average_pool(self, x: str, name: str, kernel: int | Sequence[int] | None = None, **args: Any) -> str:
+        """Mean over windows; over the whole image where no kernel is given."""
+        if kernel is None:
+            return self._one("AveragePool", [x], name, global_pooling=1, **args)
+        return self._pool("AveragePool", x, name, kernel, **args)
+
+    def spatial_bn(
+        self,
+        x: str,
+        name: str,
+        *,
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        order: str = "NCHW",
+        **args: Any,
+    ) -> str:
+        """Batch normalisation of each channel, with a learned scale and shift. ``momentum`` is what the running statistics keep."""
+        shape = self.shape_of(x)
+        channels = (shape[1] if order == "NCHW" else shape[-1],)
+        scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
+        shift = self.add_parameter(f"{name}_b", channels, "ConstantFill", decay=False)
+        mean = self.add_statistic(f"{name}_rm", channels, 0.0)
+        variance = self.add_statistic(f"{name}_riv", channels, 1.0)
+        outputs = [scoped(name), mean, variance, scoped(f"{name}_sm"), scoped(f"{name}_siv")]
+        args |= {"epsilon": epsilon, "momentum": momentum, "order": order, "is_test": 0}
+        return str(self.add("SpatialBN", [x, scale, shift, mean, variance], outputs, **args)[0])
+
+    def relu(self, x: str, name: str | None = None) -> str:
+        """``max(x, 0)``; in place where no name is given."""
+        return str(self.add("Relu", [x], [x if name is None else scoped(name)]))
+
+    def sigmoid(self, x: str, name: str) -> str:
+        """``1 / (1 + exp(-x))``."""
+        return self._one("Sigmoid", [x], name)
+
+    def tanh(self, x: str, name: str) -> str:
+        """Hyperbolic tangent."""
+        return self._one("Tanh", [x], name)
+
+    def lrn(
+        self, x: str, name: str, *, size: int, alpha: float, beta: float, bias: float = 1.0, **args: Any
+    ) -> str:
+        """Local response normalisation across ``size`` neighbouring channels."""
+        outputs = [scoped(name), scoped(f"_{name}_scale")]
+        return str(self.add("LRN", [x], outputs, size=size, alpha=alpha, beta=beta, bias=bias, **args)[0])
+
+    def dropout(self, x: str, name: str, ratio: float = 0.5) -> str:
+        """Zeroes each element with probability ``ratio`` and scales the others by ``1 / (1 - ratio)``, in training."""
+        return str(
+            self.add("Dropout", [x], [scoped(name), scoped(f"_{name}_mask")], ratio=ratio, is_test=0)[0]
+        )
+
+    def softmax(self, x: str, name: str, **args: Any) -> str:
+        """Softmax over everything from axis 1 on."""
+        return self._one("Softmax", [x], name, **args)
+
+    def softmax_with_loss(self, x: str, label: str, name: str = "loss", **args: Any) -> tuple[str, str]:
+        """Softmax and the mean cross entropy against ``label``; returns the names of (probabilities, loss)."""
+        probabilities, loss = self.add(
+            "SoftmaxWithLoss", [x, label], [scoped("softmax"), scoped(name)], **args
+        )
+        return probabilities, loss
+
+    def accuracy(self, probabilities: str, label: str, name: str = "accuracy", top_k: int = 1) -> str:
+        """The share of rows whose label is among the ``top_k`` largest."""
+        return self._one("Accuracy", [probabilities, label], name, top_k=top_k)
+
+    def sum(self, xs: Sequence[str], name: str) -> str:
+        """Elementwise sum of blobs of one shape."""
+        return self._one("Sum", list(xs), name)
+
+    def concat(self, xs: Sequence[str], name: str, axis: int = 1) -> str:
+        """Joins blobs along ``axis``."""
+        return str(self.add("Concat", list(xs), [scoped(name), scoped(f"_{name}_dims")], axis=axis)[0])
+
+    def flatten(self, x: str, name: str, axis: int = 1) -> str:
+        """Two dimensions: everything before ``axis``, everything from it on."""
+        return self._one("Flatten", [x], name, axis=axis)
+
+    def _pool(
+        self,
+        type: str,
+        x: str,
+        name: str,
+        kernel: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] | None = None,
+        **args: Any,
+    ) -> str:
+        rank = len(self.shape_of(x)) - 2
+        window = list(_spread(kernel, rank))
+        strides = window if stride is None else list(_spread(stride, rank))
+        return self._one(type, [x], name, kernels=window, strides=strides, **args)
+
+    def _one(self, type: str, inputs: Sequence[str], name: str, **args: Any) -> str:
+        return str(self.add(type, inputs, [scoped(name)], **args))
+
+
+def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    if isinstance(value, Sequence):
+        if len(value) != rank:
+            raise ShapeError(
+                f"{list(value)} has {len(value)} numbers, wanted one for each of {rank} spatial dimensions"
+            )
+        return tuple(value)
+    return (value,) * rank
