@@ -1,5 +1,11 @@
 """NumPy kernels: the reference for every operator. Importing this package registers all of them."""
 
 from gpunet.cpu_fallback import activation as activation
+from gpunet.cpu_fallback import dropout as dropout
 from gpunet.cpu_fallback import fill as fill
+from gpunet.cpu_fallback import joining as joining
+from gpunet.cpu_fallback import loss as loss
+from gpunet.cpu_fallback import matmul as matmul
+from gpunet.cpu_fallback import normalization as normalization
 from gpunet.cpu_fallback import shaping as shaping
+from gpunet.cpu_fallback import softmax as softmax

@@ -1,5 +1,11 @@
 """Operator schemas, one module a family; importing this package registers all of them."""
 
 from gpunet.operators import activation as activation
+from gpunet.operators import dropout as dropout
 from gpunet.operators import fill as fill
+from gpunet.operators import joining as joining
+from gpunet.operators import loss as loss
+from gpunet.operators import matmul as matmul
+from gpunet.operators import normalization as normalization
 from gpunet.operators import shaping as shaping
+from gpunet.operators import softmax as softmax

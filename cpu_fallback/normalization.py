@@ -1,0 +1,175 @@
+"""NumPy kernels of LRN and batch normalization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.precision import Array, Arrays, widened
+from gpunet.kernels import KernelContext, kernel
+from gpunet.operator import Operator
+from gpunet.specs import TensorSpec
+
+
+def _windows(source: Array, size: int, out: Array, axis: int) -> None:
+    """Sums of ``source`` over the ``size`` entries around each one along ``axis``, written to ``out``."""
+    a, b = np.moveaxis(source, axis, 0), np.moveaxis(out, axis, 0)
+    b[...] = a
+    for shift in range(1, min(size // 2, len(a) - 1) + 1):
+        b[shift:] += a[:-shift]
+        b[:-shift] += a[shift:]
+
+
+def _lrn_scale(x: Array, args: Arguments, squares: Array, out: Array) -> None:
+    np.multiply(x, x, out=squares)
+    _windows(squares, args.size, out, 1 if args.order == "NCHW" else 3)
+    np.multiply(out, args.alpha / args.size, out=out)
+    np.add(out, args.bias, out=out)
+
+
+def _lrn_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    x: TensorSpec = inputs[0]
+    return [x if x.dtype != np.float16 else x.with_dtype("float32")] * 2
+
+
+@kernel("LRN", scratch=_lrn_scratch)
+def lrn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+    """``scale = bias + alpha / size * window sum of X^2``, ``Y = X scale^-beta``."""
+    x = widened(inputs[0])
+    squares, scale = ctx.scratch
+    _lrn_scale(x, args, squares, scale)
+    if len(outputs) > 1:
+        outputs[1][...] = scale
+    np.power(scale, -args.beta, out=scale)
+    np.multiply(x, scale, out=outputs[0])
+
+
+@kernel("LRNGradient", scratch=_lrn_scratch)
+def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+    """``dX = dY scale^-beta - 2 alpha beta / size * X * window sum of (dY Y / scale)``."""
+    x, y, dy = (widened(a) for a in inputs)
+    ratio, scale = ctx.scratch
+    _lrn_scale(x, args, ratio, scale)
+    np.multiply(dy, y, out=ratio)
+    np.divide(ratio, scale, out=ratio)
+    np.power(scale, -args.beta, out=scale)
+    np.multiply(dy, scale, out=outputs[0])
+    _windows(ratio, args.size, scale, 1 if args.order == "NCHW" else 3)
+    np.multiply(scale, x, out=scale)
+    np.multiply(scale, 2 * args.alpha * args.beta / args.size, out=scale)
+    np.subtract(outputs[0], scale, out=outputs[0])
+
+
+# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the channels are last or each
+# has one pixel only. A sum over a channel is made in two steps: over the pixels of an image in the type of the data, with a
+# routine that keeps many partial sums and reads memory once, then over the images in float64.
+
+
+def _fold(array: Array, order: str) -> Array:
+    n = array.shape[0]
+    if order == "NHWC":
+        return array.reshape(n, math.prod(array.shape[1:-1]), array.shape[-1])
+    if array.ndim == 2:
+        return array.reshape(1, n, array.shape[1])
+    return array.reshape(n, array.shape[1], math.prod(array.shape[2:]))
+
+
+def _channels_last(array: Array, order: str) -> bool:
+    return order == "NHWC" or array.ndim == 2
+
+
+def _sums(x: Array, last: bool) -> Array:
+    """Sum of each channel, float64."""
+    pixels = np.ones(x.shape[1 if last else 2], x.dtype)
+    return np.add.reduce(np.matmul(pixels, x) if last else np.matmul(x, pixels), axis=0, dtype=np.float64)
+
+
+def _products(x: Array, y: Array, last: bool) -> Array:
+    """Sum of ``x * y`` of each channel, float64."""
+    each = np.einsum("npc,npc->nc" if last else "ncp,ncp->nc", x, y)
+    return np.add.reduce(each, axis=0, dtype=np.float64)
+
+
+def _moments(x: Array, last: bool) -> tuple[Array, Array]:
+    """Mean and (biased) variance of each channel."""
+    count = x.size // x.shape[2 if last else 1]
+    mean = _sums(x, last) / count
+    variance = _products(x, x, last) / count - mean * mean
+    if np.any(variance < 1e-2 * mean * mean):
+        # The difference has lost digits: once more, about the mean.
+        centered = np.subtract(x, _spread(mean, x, last))
+        variance = _products(centered, centered, last) / count
+    return mean, variance
+
+
+def _spread(values: Array, x: Array, last: bool) -> Array:
+    """Values of the channels, in the type of ``x`` and ready to broadcast against it."""
+    values = values.astype(x.dtype, copy=False)
+    return values if last else values[:, None]
+
+
+@kernel("SpatialBN")
+def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+    """``Y = scale (X - mean) / sqrt(var + epsilon) + bias`` by channel."""
+    scale, bias, running_mean, running_var = inputs[1:5]
+    last = _channels_last(inputs[0], args.order)
+    x, y = widened(_fold(inputs[0], args.order)), _fold(outputs[0], args.order)
+    if args.is_test:
+        mean, inv_std = running_mean, 1.0 / np.sqrt(running_var.astype(np.float64) + args.epsilon)
+    elif x.size == 0:
+        # Without data the running statistics stay (they are updated in place).
+        outputs[3][...] = outputs[4][...] = 0
+        return
+    else:
+        count = args.num_batches * (x.size // scale.size)
+        if args.num_batches == 1:
+            mean, variance = _moments(x, last)
+        else:
+            mean = inputs[5].astype(np.float64) / count
+            variance = np.maximum(inputs[6].astype(np.float64) / count - mean * mean, 0.0)
+        unbiased = variance * (count / (count - 1) if count > 1 else math.inf)
+        outputs[1][...] = args.momentum * running_mean + (1.0 - args.momentum) * mean
+        outputs[2][...] = args.momentum * running_var + (1.0 - args.momentum) * unbiased
+        inv_std = 1.0 / np.sqrt(variance + args.epsilon)
+        outputs[3][...] = mean
+        outputs[4][...] = inv_std
+    factor = scale * inv_std
+    if y.dtype == x.dtype:
+        np.multiply(x, _spread(factor, x, last), out=y)
+        np.add(y, _spread(bias - mean * factor, x, last), out=y)
+    else:
+        y[...] = x * _spread(factor, x, last) + _spread(bias - mean * factor, x, last)
+
+
+@kernel("SpatialBNGradient")
+def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+    """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``, with sums over all batches where these are given."""
+    scale, mean, inv_std = inputs[1], inputs[3].astype(np.float64), inputs[4].astype(np.float64)
+    last = _channels_last(inputs[0], args.order)
+    x, dy = (widened(_fold(inputs[i], args.order)) for i in (0, 2))
+    dx = _fold(outputs[0], args.order)
+    if x.size == 0:
+        outputs[1][...] = outputs[2][...] = 0
+        return
+    if args.num_batches == 1:
+        dbias = _sums(dy, last)
+        dscale = (_products(dy, x, last) - mean * dbias) * inv_std
+    else:
+        dscale, dbias = (inputs[i].astype(np.float64) / args.num_batches for i in (5, 6))
+    outputs[1][...] = dscale
+    outputs[2][...] = dbias
+    # dX = factor (dY + slope X + offset), evaluated inside out so that dX itself is the only intermediate.
+    count = x.size // scale.size
+    slope = -dscale * inv_std / count
+    offset = -slope * mean - dbias / count
+    work = dx if dx.dtype == x.dtype else np.empty_like(x)
+    np.multiply(x, _spread(slope, x, last), out=work)
+    np.add(work, dy, out=work)
+    np.add(work, _spread(offset, x, last), out=work)
+    np.multiply(work, _spread(scale * inv_std, x, last), out=work)
+    if work is not dx:
+        dx[...] = work

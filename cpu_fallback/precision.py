@@ -1,0 +1,24 @@
+"""Half precision in NumPy kernels: float16 is a storage type only, sums and products run in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = tuple[Array, ...]
+
+
+def widened(array: Array) -> Array:
+    """The array itself, or a float32 copy of a float16 one."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def matmul(a: Array, b: Array, out: Array) -> None:
+    """``a @ b`` into ``out``; float16 multiplies and sums in float32."""
+    if out.dtype == np.float16:
+        out[...] = np.matmul(a.astype(np.float32), b.astype(np.float32))
+    else:
+        np.matmul(a, b, out=out)
