@@ -4,8 +4,11 @@ from gpunet.cpu_fallback import activation as activation
 from gpunet.cpu_fallback import dropout as dropout
 from gpunet.cpu_fallback import fill as fill
 from gpunet.cpu_fallback import joining as joining
+from gpunet.cpu_fallback import learning_rate as learning_rate
 from gpunet.cpu_fallback import loss as loss
 from gpunet.cpu_fallback import matmul as matmul
 from gpunet.cpu_fallback import normalization as normalization
+from gpunet.cpu_fallback import optimizer as optimizer
 from gpunet.cpu_fallback import shaping as shaping
 from gpunet.cpu_fallback import softmax as softmax
+from gpunet.cpu_fallback import sparse_optimizer as sparse_optimizer
