@@ -151,6 +151,8 @@ def _put_elements(proto: TensorProto, flat: npt.NDArray[Any], bytes_holder: bool
     else:
         if flat.dtype.kind == "f":
             flat = flat.astype(np.float16).view(np.uint16)
+        elif flat.dtype.kind == "b":
+            flat = flat.view(np.uint8)
         getattr(proto, field).extend(flat.tolist())
 
 
