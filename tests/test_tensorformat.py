@@ -172,7 +172,7 @@ def test_byte_and_bfloat16():
         (TensorProto(dims=[1] * 40, float_data=[1]), "found 40 sizes"),
         (TensorProto(dims=[1], data_type=0, float_data=[1]), "UNDEFINED"),
         (TensorProto(dims=[1], data_type=14, int32_data=[1]), "ZERO_COLLISION_HASH"),
-        (TensorProto(dims=[2], data_type=6, int32_data=[0, 256]), "found values 0 to 256, wanted 0 to 255 for"),
+        (TensorProto(dims=[2], data_type=6, int32_data=[0, 256]), "values 0 to 256, wanted 0 to 255 for"),
         (TensorProto(dims=[1], data_type=12, int32_data=[65536]), "wanted 0 to 65535 for float16"),
         (TensorProto(dims=[1], data_type=4), "found 0 elements in string_data"),
     ],
