@@ -22,7 +22,7 @@ def _in_place(x: Array, y: Array) -> bool:
 
 
 def copy_elements(x: Array, y: Array) -> None:
-    """Copies the elements of ``x``, in row-major order, to ``y`` of another shape, unless they share memory."""
+    """Copies the elements of ``x``, in row-major order, to ``y``, unless they share memory."""
     if _in_place(x, y):
         return
     if y.flags.c_contiguous:
