@@ -222,23 +222,21 @@ class _Backward:
             device = _common_device(name, sources)
             made, total = _concat(name, sources) if kinds == {True} else _sum(name, sources)
             for definition in made:
-                if device is not None:
-                    definition.device_option.CopyFrom(device)
-                definition.is_gradient_op = True
+                definition.device_option.CopyFrom(device)
             self.made.extend(made)
             self._set(name, total, version)
 
 
-def _common_device(name: str, sources: Sequence[_Source]) -> DeviceOption | None:
+def _common_device(name: str, sources: Sequence[_Source]) -> DeviceOption:
     options = [s.device for s in sources]
     places = {(o.device_type, o.device_id) for o in options}
     if len(places) > 1:
         found = ", ".join(f"type {t} number {i}" for t, i in sorted(places))
         raise GradientError(f"gradients of blob {name!r} are made on different devices ({found}), wanted one")
-    if not options[0].ListFields():
-        return None
     device = DeviceOption()
     device.CopyFrom(options[0])
+    # Caffe2 marks the sums that it adds itself this way.
+    device.extra_info.append("is_auto_gen_sum_ops:1")
     return device
 
 
