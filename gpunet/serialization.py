@@ -11,8 +11,9 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 
@@ -32,6 +33,7 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "atomic_file",
     "atomic_write",
     "blob_from_proto",
     "blob_to_proto",
@@ -204,11 +206,22 @@ def read_file(path: AnyPath, *, limit: int = MAX_MESSAGE_BYTES, what: str = "fil
 def atomic_write(path: AnyPath, data: bytes) -> None:
     """Writes a file so that at every moment, power cuts included, the path holds the old content or the new.
 
+    Raises:
+        OSError: the folder does not exist or cannot be written, or the disk is full; the old file is left.
+    """
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: AnyPath) -> Iterator[BinaryIO]:
+    """A file to write whose content replaces that of ``path`` at the end of the block; an error leaves the old one.
+
     The content goes to a temporary file in the same folder, is forced to the disk, and replaces the path.
     A link stays a link; an existing file keeps its permissions.
 
     Raises:
-        OSError: the folder does not exist or cannot be written, or the disk is full; the old file is left.
+        OSError: as for :func:`atomic_write`.
     """
     target = os.path.realpath(os.fspath(path))
     folder = os.path.dirname(target)
@@ -217,7 +230,7 @@ def atomic_write(path: AnyPath, data: bytes) -> None:
         with open(temporary, "xb") as file:
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
