@@ -2,54 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.precision import Arrays
+from gpunet.cpu_fallback.steps import Step, in_turn, input_scratch, keep_step, mask_scratch
 from gpunet.kernels import KernelContext, kernel
 
-Arrays = tuple[npt.NDArray[Any], ...]
 
-
-@kernel("Relu")
-def relu(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+@kernel("Relu", binds=True)
+def relu(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = max(X, 0)``."""
-    np.maximum(inputs[0], 0, out=outputs[0])
+    x = inputs[0]
+    return partial(np.maximum, x, x.dtype.type(0), outputs[0])
 
 
-@kernel("ReluGradient")
-def relu_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+@kernel("ReluGradient", binds=True, scratch=mask_scratch)
+def relu_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY where Y > 0, else 0``."""
-    np.multiply(inputs[1], inputs[0] > 0, out=outputs[0])
+    y, dy = inputs
+    (mask,) = ctx.scratch
+    return in_turn(partial(np.greater, y, y.dtype.type(0), mask), keep_step(mask, dy, outputs[0]))
 
 
-@kernel("Sigmoid")
-def sigmoid(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``Y = 1 / (1 + exp(-X))``, written with tanh so that no exponential overflows."""
-    (y,) = outputs
-    np.multiply(inputs[0], 0.5, out=y)
-    np.tanh(y, out=y)
-    np.multiply(y, 0.5, out=y)
-    np.add(y, 0.5, out=y)
+@kernel("Sigmoid", binds=True)
+def sigmoid(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
+    """``Y = 1 / (1 + exp(-X))``; where the exponential overflows the result is the 0 that it should be."""
+    x, (y,) = inputs[0], outputs
+    return in_turn(
+        partial(np.negative, x, y),
+        partial(np.exp, y, y),
+        partial(np.add, y, y.dtype.type(1), y),
+        partial(np.reciprocal, y, y),
+    )
 
 
-@kernel("SigmoidGradient")
-def sigmoid_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+@kernel("SigmoidGradient", binds=True, scratch=input_scratch)
+def sigmoid_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY Y (1 - Y)``."""
     y, dy = inputs
-    np.multiply(dy, y * (1 - y), out=outputs[0])
+    (slope,) = ctx.scratch
+    return in_turn(
+        partial(np.subtract, y.dtype.type(1), y, slope),
+        partial(np.multiply, slope, y, slope),
+        partial(np.multiply, slope, dy, outputs[0]),
+    )
 
 
-@kernel("Tanh")
-def tanh(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``Y = tanh(X)``."""
-    np.tanh(inputs[0], out=outputs[0])
+@kernel("Tanh", binds=True)
+def tanh(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
+    """The hyperbolic tangent."""
+    return partial(np.tanh, inputs[0], outputs[0])
 
 
-@kernel("TanhGradient")
-def tanh_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+@kernel("TanhGradient", binds=True, scratch=input_scratch)
+def tanh_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY (1 - Y^2)``."""
     y, dy = inputs
-    np.multiply(dy, 1 - y * y, out=outputs[0])
+    (slope,) = ctx.scratch
+    return in_turn(
+        partial(np.square, y, slope),
+        partial(np.subtract, y.dtype.type(1), slope, slope),
+        partial(np.multiply, slope, dy, outputs[0]),
+    )
