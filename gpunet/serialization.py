@@ -215,7 +215,7 @@ def atomic_write(path: AnyPath, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: AnyPath) -> Iterator[BinaryIO]:
-    """A file to write whose content replaces that of ``path`` at the end of the block; an error leaves the old one.
+    """A file to write, whose content replaces that of ``path`` where the block ends without an error.
 
     The content goes to a temporary file in the same folder, is forced to the disk, and replaces the path.
     A link stays a link; an existing file keeps its permissions.
