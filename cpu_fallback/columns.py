@@ -1,0 +1,168 @@
+"""Convolution as matrix products: images are spread into columns, one a window, and back (im2col, col2im).
+
+All arrays are handled through *canonical views*: images as (group, channel, image, *space), columns as (group, channel, *kernel, image, *output).
+The memory behind follows the order of the images: channels first, columns are a (channel * kernel) x (image * output) matrix a group; channels
+last, its transpose. Images are handled in blocks, so that scratch memory stays small and matrices stay large.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpunet.operators.window import Window
+from gpunet.specs import Shape
+
+Array = npt.NDArray[Any]
+Slices = tuple[slice, ...]
+
+#: Bytes of columns that a block of images may take; a single image may need more.
+BLOCK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of a convolution and the division of its batch into blocks."""
+
+    window: Window
+    groups: int
+    batch: int
+    channels: int
+    filters: int
+    dtype: np.dtype
+    block: int
+
+    @property
+    def filter_shape(self) -> Shape:
+        """Filters as a stack of matrices: (group, output channel, element)."""
+        return self.groups, self.filters // self.groups, self.window.taps * (self.channels // self.groups)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the columns are the images themselves (1x1 filters without steps and padding)."""
+        w = self.window
+        return w.taps == 1 and all(s == 1 for s in w.stride) and all(p == 0 for p in (*w.head, *w.tail))
+
+    def columns_size(self) -> int:
+        """Elements of the columns of one block."""
+        return self.channels * self.window.taps * self.block * self.window.positions
+
+    def output_size(self) -> int:
+        """Elements of the output of one block."""
+        return self.filters * self.block * self.window.positions
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """First and past-the-last image of each block."""
+        for first in range(0, self.batch, self.block):
+            yield first, min(first + self.block, self.batch)
+
+
+def plan(window: Window, groups: int, batch: int, channels: int, filters: int, dtype: np.dtype) -> Layout:
+    """Chooses the block size."""
+    compute = np.dtype(np.float32) if dtype == np.float16 else dtype
+    image_bytes = max(1, channels * window.taps * window.positions * compute.itemsize)
+    most = max(1, min(batch, BLOCK_BYTES // image_bytes))
+    count = max(1, -(-batch // most))
+    return Layout(window, groups, batch, channels, filters, compute, max(1, -(-batch // count)))
+
+
+def canonical_images(images: Array, groups: int, channels_last: bool) -> Array:
+    """A view of a batch of images as (group, channel, image, *space)."""
+    if channels_last:
+        split = images.reshape(*images.shape[:-1], groups, images.shape[-1] // groups)
+        return np.moveaxis(split, (-2, -1), (0, 1))
+    split = images.reshape(images.shape[0], groups, images.shape[1] // groups, *images.shape[2:])
+    return np.moveaxis(split, 0, 2)
+
+
+def columns_views(layout: Layout, memory: Array, count: int) -> tuple[Array, Array]:
+    """The columns of ``count`` images in flat memory: canonical, and as (group, element, position) matrices."""
+    w, groups = layout.window, layout.groups
+    channels = layout.channels // groups
+    elements, positions = w.taps * channels, count * w.positions
+    flat = memory[: groups * elements * positions]
+    if w.channels_last:
+        base = flat.reshape(groups, count, *w.output, *w.kernel, channels)
+        axes = (0, 2 * w.rank + 2, *range(w.rank + 2, 2 * w.rank + 2), *range(1, w.rank + 2))
+        return base.transpose(axes), flat.reshape(groups, positions, elements).transpose(0, 2, 1)
+    return flat.reshape(groups, channels, *w.kernel, count, *w.output), flat.reshape(groups, elements, positions)
+
+
+def axis_slices(window: Window, axis: int, k: int) -> tuple[slice, slice] | None:
+    """For position ``k`` of one side of the window: the outputs where it lies inside of the image, and the image positions; ``None`` where it
+    never does."""
+    stride, size = window.stride[axis], window.image[axis]
+    offset = k * window.dilation[axis] - window.head[axis]
+    first = max(0, -(offset // stride))
+    last = min(window.output[axis], (size - 1 - offset) // stride + 1)
+    if last <= first:
+        return None
+    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
+
+
+def tap_slices(window: Window, tap: Shape) -> tuple[Slices, Slices] | None:
+    """The same for a position inside of the window, in all dimensions."""
+    found = [axis_slices(window, axis, k) for axis, k in enumerate(tap)]
+    inside = tuple(f[0] for f in found if f is not None)
+    source = tuple(f[1] for f in found if f is not None)
+    return (inside, source) if len(inside) == len(tap) else None
+
+
+def tap_pairs(window: Window, columns: Array, images: Array) -> list[tuple[Array, Array]]:
+    """Views (columns, images) of equal shape, one pair a tap: canonical columns of a block, and canonical images of that block."""
+    pairs = []
+    for tap in itertools.product(*map(range, window.kernel)):
+        found = tap_slices(window, tap)
+        if found is not None:
+            inside, source = found
+            pairs.append((columns[(slice(None), slice(None), *tap, slice(None), *inside)], images[(..., *source)]))
+    return pairs
+
+
+def padding_views(window: Window, columns: Array) -> list[Array]:
+    """Views of the columns that lie in the padding."""
+    views = []
+    for tap in itertools.product(*map(range, window.kernel)):
+        mine = columns[(slice(None), slice(None), *tap)]
+        found = tap_slices(window, tap)
+        if found is None:
+            views.append(mine)
+            continue
+        for axis, (inside, count) in enumerate(zip(found[0], window.output)):
+            before: Slices = (slice(None),) * (3 + axis)
+            if inside.start > 0:
+                views.append(mine[(*before, slice(0, inside.start))])
+            if inside.stop < count:
+                views.append(mine[(*before, slice(inside.stop, None))])
+    return views
+
+
+def image_matrices(layout: Layout, images: Array, first: int, last: int) -> Array | None:
+    """A view of images ``first`` to ``last`` as (group, channel, position) matrices, or ``None`` where the memory does not allow it."""
+    w, groups = layout.window, layout.groups
+    if images.dtype != layout.dtype or not images.flags.c_contiguous:
+        return None
+    block = images[first:last]
+    if w.channels_last:
+        return block.reshape((last - first) * w.positions, groups, images.shape[-1] // groups).transpose(1, 2, 0)
+    if last - first == 1:
+        return block.reshape(groups, images.shape[1] // groups, w.positions)
+    return None
+
+
+def needs_stacking(layout: Layout, dtype: np.dtype) -> bool:
+    """Whether a block of contiguous outputs of this type has to be copied to be used as matrices."""
+    return dtype != layout.dtype or not (layout.window.channels_last or layout.block == 1)
+
+
+def stacked_outputs(layout: Layout, memory: Array, count: int) -> tuple[Array, Array]:
+    """Outputs of ``count`` images in flat memory: canonical, and as (group, output channel, position) matrices."""
+    w, groups = layout.window, layout.groups
+    filters = layout.filters // groups
+    flat = memory[: layout.filters * count * w.positions]
+    return flat.reshape(groups, filters, count, *w.output), flat.reshape(groups, filters, count * w.positions)

@@ -1,0 +1,147 @@
+"""Convolution over any number of spatial dimensions: Conv, Conv1D, Conv2D, Conv3D and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpunet.arguments import Arguments, Bool, Int
+from gpunet.errors import ArgumentError, SchemaError, ShapeError
+from gpunet.gradient_maker import GradientBuilder
+from gpunet.operator import Operator
+from gpunet.operators.window import Window, resolve_window, window_arguments
+from gpunet.proto import OperatorDef
+from gpunet.rules import describe, want_same_type, want_shape
+from gpunet.schema import FLOATS, Input, Output, register
+from gpunet.specs import TensorSpec, format_shape
+
+#: Forward types with the number of spatial dimensions that they take; ``None`` takes any.
+CONVOLUTIONS: Final[dict[str, int | None]] = {"Conv": None, "Conv1D": 1, "Conv2D": 2, "Conv3D": 3}
+
+
+def convolution_window(args: Arguments, image: TensorSpec, filters: TensorSpec) -> Window:
+    """The window of a convolution, from the arguments and the specs of X and W."""
+    sizes = filters.shape[1:-1] if args.order == "NHWC" else filters.shape[2:]
+    return resolve_window(args, image.shape, kernel=sizes if len(sizes) == image.rank - 2 else None)
+
+
+def _check(op: Operator) -> None:
+    if op.args.group < 1:
+        raise ArgumentError(f"argument 'group' is {op.args.group}, wanted at least 1")
+
+
+def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
+    """Checks X and W against each other; returns the window and the number of output channels."""
+    want_same_type(op, inputs)
+    x, w = inputs[0], inputs[1]
+    rank = CONVOLUTIONS[op.type.removesuffix("Gradient")]
+    if rank is not None and x.rank != rank + 2:
+        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
+    if x.rank < 3:
+        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a spatial one")
+    if w.rank != x.rank:
+        raise ShapeError(f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as {describe(op, 0, x)} has")
+    window = convolution_window(op.args, x, w)
+    group = op.args.group
+    axis = -1 if window.channels_last else 1
+    channels, in_group = x.shape[axis], w.shape[axis]
+    if channels != in_group * group:
+        of = f" ({in_group} in each of {group} groups)" if group > 1 else ""
+        raise ShapeError(f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants {in_group * group}{of}")
+    sizes = w.shape[1:-1] if window.channels_last else w.shape[2:]
+    if sizes != window.kernel:
+        raise ShapeError(
+            f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel {format_shape(window.kernel)}"
+        )
+    if w.shape[0] % group:
+        raise ShapeError(f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of {group} groups")
+    return window, w.shape[0]
+
+
+def _infer(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    window, filters = _resolve(op, inputs)
+    if len(inputs) > 2:
+        want_shape(op, inputs, 2, (filters,), "one number an output channel")
+    return [inputs[0].with_shape(*window.shape(inputs[0].shape[0], filters))]
+
+
+def _infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    window, filters = _resolve(op, inputs)
+    x, w = inputs[0], inputs[1]
+    want_shape(op, inputs, 2, window.shape(x.shape[0], filters), "the shape of the forward output")
+    return [w, x] if op.args.no_bias else [w, w.with_shape(filters), x]
+
+
+def _check_gradient(op: Operator) -> None:
+    _check(op)
+    if op.args.no_bias and len(op.outputs) > 2:
+        raise SchemaError(f"has {len(op.outputs)} outputs with no_bias, wanted 1 or 2 (dW, dX?)")
+
+
+def _gradient(g: GradientBuilder) -> list[OperatorDef]:
+    has_bias = len(g.op.inputs) > 2
+    inputs = [g.input(0), g.input(1), g.output_grad(0)]
+    outputs = [g.input_grad(1)]
+    if has_bias:
+        outputs.append(g.input_grad(2))
+    if not g.op.args.no_gradient_to_input:
+        outputs.append(g.input_grad(0))
+    # Without a bias, the second output would read as the bias gradient.
+    return g.single(f"{g.op.type}Gradient", inputs, outputs, no_bias=None if has_bias else 1)
+
+
+def _flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    products = outputs[0].size * (inputs[1].size // max(inputs[1].shape[0], 1))
+    return 2 * products + (outputs[0].size if len(inputs) > 2 else 0)
+
+
+def _flops_gradient(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    dy = inputs[2]
+    products = dy.size * (inputs[1].size // max(inputs[1].shape[0], 1))
+    bias = 0 if op.args.no_bias else 1
+    data = 1 if len(outputs) > 1 + bias else 0
+    return 2 * products * (1 + data) + bias * dy.size
+
+
+_GROUP = Int("group", 1, "number of groups: output channels see only the input channels of their own group")
+_DOC = (
+    "``Y[n, m, o] = b[m] + sum over c and k of W[m, c, k] X[n, c, o * stride - pad + k * dilation]``: cross-correlation with zero padding. "
+    "X is NxCx(spatial) and W is MxC/groupx(kernel); with order NHWC, Nx(spatial)xC and Mx(kernel)xC/group."
+)
+
+
+def _register(type: str, rank: int | None) -> None:
+    dimensions = "any number of" if rank is None else str(rank)
+    register(
+        type,
+        inputs=[
+            Input("X", f"images, {dimensions} spatial dimensions", FLOATS),
+            Input("W", "filters", FLOATS),
+            Input("b", "bias, one number an output channel", FLOATS, optional=True),
+        ],
+        outputs=[Output("Y", "filtered images")],
+        infer=_infer,
+        args=[*window_arguments("filter"), _GROUP, Bool("no_gradient_to_input", False, "the gradient of X is not wanted")],
+        gradient=_gradient,
+        flops=_flops,
+        check=_check,
+        doc=_DOC,
+    )
+    register(
+        f"{type}Gradient",
+        inputs=[Input("X", "images", FLOATS), Input("W", "filters", FLOATS), Input("dY", "gradient of Y", FLOATS)],
+        outputs=[
+            Output("dW", "gradient of W"),
+            Output("db", "gradient of b; with no_bias, dX takes this place", optional=True),
+            Output("dX", "gradient of X", optional=True),
+        ],
+        infer=_infer_gradient,
+        args=[*window_arguments("filter"), _GROUP, Bool("no_bias", False, "the forward operator had no bias: outputs are dW and dX")],
+        flops=_flops_gradient,
+        check=_check_gradient,
+        doc=f"Gradients of {type}: outputs dW, db, dX, or dW, dX with ``no_bias``; dX may be left out.",
+    )
+
+
+for _type, _rank in CONVOLUTIONS.items():
+    _register(_type, _rank)
