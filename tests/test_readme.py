@@ -1,6 +1,8 @@
-"""What README.md promises is there: two commands, the folders, the extras."""
+"""What README.md promises is there: two commands, the example, the folders, the extras."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +28,17 @@ def test_two_commands_each_complete() -> None:
     train, tests = _blocks("sh")
     assert train == FRESH + ". && .venv/bin/gpunet train lenet\n"
     assert re.fullmatch(re.escape(FRESH) + r"'\.\[test\]' && \.venv/bin/pytest( -\S+| auto)*\n", tests)
+
+
+def test_example_is_the_file_and_learns(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "quickstart.py"
+    assert _blocks("python") == [example.read_text(encoding="utf-8")]
+    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(example)!r})"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (percent,) = re.fullmatch(r"right on ([\d.]+)% of \d+ digits\n", done.stdout).groups()
+    assert float(percent) > 95
 
 
 def test_folders_are_there_and_every_package_is_listed() -> None:
