@@ -113,7 +113,7 @@ def tile_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
     tiles, axis = _tiling(inputs, args)
     dx = outputs[0] if outputs else np.empty(untile_shape(dy.shape, tiles, axis), dy.dtype)
     wide = np.dtype(np.float32) if dy.dtype == np.float16 else dy.dtype
-    np.add.reduce(_split_axis(dy, axis, tiles, dx.shape[axis]), axis, wide, dx)
+    np.add.reduce(_split_axis(dy, axis, tiles, dx.shape[axis]), axis, wide, out=dx)
     return (dx,)
 
 

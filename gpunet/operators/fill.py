@@ -140,7 +140,7 @@ def _register(
         gradient=NO_GRADIENT,
         random=random,
         dynamic=dynamic,
-        doc=f"{doc} The shape is ``shape``, or that of the input (or its values) with ``extra_shape`` behind.",
+        doc=f"{doc} The shape is ``shape``, or that of the input (or its values) and ``extra_shape``.",
     )
 
 
@@ -203,7 +203,7 @@ _register(
 )
 _register(
     "DiagonalFill",
-    "``value`` on the main diagonal, 0 elsewhere; a tall matrix has another one from one row below the square.",
+    "``value`` on the main diagonal, 0 elsewhere; a tall matrix has another one below the square.",
     args=[Scalar("value", 0, "the value"), _VALUE_TYPE],
     shape_check=check_diagonal,
     check=_check_value,

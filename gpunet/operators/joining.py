@@ -144,8 +144,8 @@ for _type in ("Split", "DepthSplit"):
 def slice_ranges(shape: Shape, starts: Sequence[int], ends: Sequence[int]) -> tuple[slice, ...]:
     """The range of each dimension that a Slice takes.
 
-    Negative bounds count from one behind the end (-1 is the size); bounds beyond the size mean the size; dimensions
-    without bounds are taken whole. Raises :class:`ShapeError` where a range makes no sense.
+    Negative bounds count from one behind the end (-1 is the size); bounds beyond the size mean the size;
+    dimensions without bounds are taken whole. Raises :class:`ShapeError` where a range makes no sense.
     """
     if len(starts) != len(ends) or len(starts) > len(shape):
         raise ShapeError(
@@ -290,7 +290,7 @@ register(
 def _infer_numpy_tile(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec | None]:
     if math.prod(inputs[1].shape) != inputs[0].rank:
         raise ShapeError(
-            f"{describe(op, 1, inputs[1])} does not fit {describe(op, 0, inputs[0])}, wanted a number a dimension"
+            f"{describe(op, 1, inputs[1])} does not fit {describe(op, 0, inputs[0])}, wanted one a dimension"
         )
     return [None]
 

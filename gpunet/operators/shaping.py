@@ -19,7 +19,7 @@ from gpunet.specs import Shape, TensorSpec, format_shape
 
 
 def resolve_shape(found: Shape, wanted: Sequence[int]) -> Shape:
-    """The shape after a Reshape of ``found`` to ``wanted``: 0 copies the dimension, one -1 stands for the rest.
+    """The shape after a Reshape of ``found`` to ``wanted``: 0 copies the dimension, one -1 is the rest.
 
     In an empty tensor, a 0 that cannot mean the dimension of the input at its place is taken as it stands.
     Raises :class:`ShapeError` where the elements do not fit.
@@ -117,7 +117,7 @@ register(
 )
 register(
     "FlattenToVec",
-    inputs=[Input("X", "tensor of any shape but a scalar")],
+    inputs=[Input("X", "tensor of any shape")],
     outputs=[Output("Y", "vector with the elements of X")],
     inplace=[(0, 0)],
     infer=lambda op, inputs: [inputs[0].with_shape(inputs[0].size)],
