@@ -16,7 +16,7 @@ from gpunet.kernels import KernelContext, kernel
 def relu(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = max(X, 0)``."""
     x = inputs[0]
-    return partial(np.maximum, x, x.dtype.type(0), outputs[0])
+    return partial(np.maximum, x, x.dtype.type(0), out=outputs[0])
 
 
 @kernel("ReluGradient", binds=True, scratch=mask_scratch)

@@ -27,8 +27,8 @@ def _folded(function: np.ufunc, inputs: Arrays, outputs: Arrays, ctx: KernelCont
     if len(inputs) == 1:
         return in_turn(copy_step(inputs[0], y))
     total = ctx.scratch[0] if ctx.scratch else y
-    first = partial(function, inputs[0], inputs[1], total)
-    rest = [partial(function, total, x, total) for x in inputs[2:]]
+    first = partial(function, inputs[0], inputs[1], out=total)
+    rest = [partial(function, total, x, out=total) for x in inputs[2:]]
     return in_turn(first, *rest, partial(np.copyto, y, total) if total is not y else None)
 
 
