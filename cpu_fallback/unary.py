@@ -68,7 +68,7 @@ def clip(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
     """``Y = min(max(X, min), max)``."""
     x, (y,) = inputs[0], outputs
     low, high = _limits(args, x)
-    return in_turn(partial(np.maximum, x, low, y), partial(np.minimum, y, high, y))
+    return in_turn(partial(np.maximum, x, low, out=y), partial(np.minimum, y, high, out=y))
 
 
 def _limits(args: Arguments, like: Array) -> tuple[np.generic, np.generic]:
