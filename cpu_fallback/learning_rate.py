@@ -65,7 +65,7 @@ def learning_rate_adaption(inputs: Arrays, outputs: Arrays, args: Arguments, ctx
     np.multiply(lr, 1 - args.lr_alpha * product / (norms[0] * norms[1]), out=outputs[0])
 
 
-# ---- policies: each makes its multiplier from the parsed values -------------------------------------------------------
+# Policies: each makes its multiplier from the parsed values
 
 
 def make_multiplier(policy: Policy) -> Multiplier:
@@ -76,7 +76,10 @@ def make_multiplier(policy: Policy) -> Multiplier:
 
 
 def _power(base: float, exponent: float) -> float:
-    """``base ** exponent`` with C's results out of range: NaN for a fractional power of a negative number, infinity on overflow."""
+    """``base ** exponent`` with C's results out of range.
+
+    NaN for a fractional power of a negative number, infinity on overflow.
+    """
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -137,8 +140,10 @@ def _slope(v: Arguments, base_lr: float) -> Multiplier:
     def multiplier(i: int) -> float:
         if i < v.num_iter_1:
             return float(v.multiplier_1)
-        # A rising line stays below its end, so the maximum jumps there at once: Caffe2's rule, made for falling lines.
-        return max(v.multiplier_2, v.multiplier_1 + slope * (i - v.num_iter_1))
+        # A rising line stays below its end, so the maximum jumps there at once: Caffe2's rule, made for
+        # falling lines.
+        line: float = v.multiplier_1 + slope * (i - v.num_iter_1)
+        return max(float(v.multiplier_2), line)
 
     return multiplier
 

@@ -1,7 +1,8 @@
 """NumPy kernels of the dense parameter updates.
 
-Each update is a plain function over arrays (``*_step``), which the sparse updates call for the rows that they change. Outputs may be
-the inputs of their in-place pairs; ``t``, ``s`` are scratch arrays of the parameter's shape.
+Each update is a plain function over arrays (``*_step``), which the sparse updates call for the rows that they
+change. Outputs may be the inputs of their in-place pairs; ``t``, ``s`` are scratch arrays of the parameter's
+shape.
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ def sum_of_squares(x: Array) -> float:
     return float(np.vdot(x, x))
 
 
-def momentum_step(g: Array, m: Array, lr: float, new_g: Array, new_m: Array, args: Arguments, t: Array) -> None:
-    """``m' = mu m + lr g``; the step ``m'``, or ``lr g + mu m'`` with Nesterov (which is ``(1 + mu) m' - mu m``)."""
+def momentum_step(
+    g: Array, m: Array, lr: float, new_g: Array, new_m: Array, args: Arguments, t: Array
+) -> None:
+    """``m' = mu m + lr g``.
+
+    The step ``m'``, or ``lr g + mu m'`` with Nesterov (which is ``(1 + mu) m' - mu m``).
+    """
     np.multiply(g, lr, out=new_g)
     np.multiply(m, args.momentum, out=new_m)
     np.add(new_m, new_g, out=new_m)
@@ -120,7 +126,10 @@ def adadelta_step(
     t: Array,
     s: Array,
 ) -> None:
-    """``h' = r h + (1-r) g^2``, ``u = g sqrt((d + eps) / (h' + eps))``, ``d' = r d + (1-r) u^2``, ``w' = w + lr u``."""
+    """``h' = r h + (1-r) g^2``, ``u = g sqrt((d + eps) / (h' + eps))``, ``d' = r d + (1-r) u^2``.
+
+    Then ``w' = w + lr u``.
+    """
     decay, epsilon = args.decay, args.epsilon
     np.multiply(g, g, out=t)
     np.multiply(t, 1 - decay, out=t)
@@ -144,7 +153,9 @@ def adadelta_step(
 def adadelta(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """One step for the whole parameter."""
     w, h, d, g, lr = inputs
-    adadelta_step(w, h, d, g, lr.item(), *outputs, args, *ctx.scratch)
+    new_w, new_h, new_d = outputs
+    t, s = ctx.scratch
+    adadelta_step(w, h, d, g, lr.item(), new_w, new_h, new_d, args, t, s)
 
 
 @kernel("RmsProp", scratch=scratch_like_input(1))
@@ -180,7 +191,9 @@ def adam_moments(m: Array, v: Array, g: Array, new_m: Array, new_v: Array, args:
 def adam_correction(args: Arguments, iteration: int) -> float:
     """``sqrt(1 - b2^t) / (1 - b1^t)`` at ``t = iteration + 1``."""
     t = iteration + 1
-    return math.sqrt(1 - args.beta2**t) / (1 - args.beta1**t)
+    beta1: float = args.beta1
+    beta2: float = args.beta2
+    return math.sqrt(1 - beta2**t) / (1 - beta1**t)
 
 
 @kernel("Adam", scratch=scratch_like_input(1))
@@ -244,7 +257,9 @@ def storm(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
     storm_step(w, m, g, rate, keep, outputs[0], outputs[1], ctx.scratch[0])
 
 
-def ftrl_step(w: Array, nz: Array, g: Array, new_w: Array, new_nz: Array, alpha: float, args: Arguments) -> None:
+def ftrl_step(
+    w: Array, nz: Array, g: Array, new_w: Array, new_nz: Array, alpha: float, args: Arguments
+) -> None:
     """The proximal step; ``nz`` has a last axis of two: n (sum of squares) and z."""
     n, z = nz[..., 0], nz[..., 1]
     new_n = n + g * g
@@ -272,7 +287,9 @@ def lars(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
     norm = math.sqrt(sum_of_squares(x))
     factor = 1.0
     if norm > 0:
-        ratio = np.float64(math.sqrt(sum_of_squares(dx)) / norm)  # NumPy's number, for infinity rather than an exception at 0
+        ratio = np.float64(
+            math.sqrt(sum_of_squares(dx)) / norm
+        )  # NumPy's number, for infinity rather than an exception at 0
         factor = float(trust.item() / (ratio + decay.item() + args.offset))
     outputs[0].fill(max(min(factor, upper.item()), args.lr_min))
 
@@ -296,7 +313,9 @@ def yellowfin(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelConte
     (t,) = ctx.scratch
     step, beta, epsilon = iteration.item(), args.beta, args.epsilon
     if step < 1:
-        raise KernelError(f"input iter is {step}, wanted at least 1: Iter or AtomicIter counts up ahead of the update")
+        raise KernelError(
+            f"input iter is {step}, wanted at least 1: Iter or AtomicIter counts up ahead of the update"
+        )
     rate, momentum = lr.item(), mu.item()
 
     np.multiply(g, rate, out=t)
@@ -326,11 +345,10 @@ def yellowfin(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelConte
     flat[(step - 1) % args.curv_win_width] = math.log(norm2)
     np.copyto(new_window, flat.reshape(new_window.shape))
     seen = flat[: min(args.curv_win_width, step)]
-    averages = [
-        beta * old + (1 - beta) * new
-        for old, new in zip(memory.ravel().tolist(), (math.sqrt(norm2), norm2, float(seen.min()), float(seen.max())))
-    ]
-    averages.append(beta * memory.ravel()[4].item() + (1 - beta) * averages[0] / averages[1])
+    observed = (math.sqrt(norm2), norm2, float(seen.min()), float(seen.max()))
+    *old, old_distance = memory.ravel().tolist()
+    averages = [beta * mean + (1 - beta) * new for mean, new in zip(old, observed, strict=True)]
+    averages.append(beta * old_distance + (1 - beta) * averages[0] / averages[1])
     np.copyto(new_memory, np.asarray(averages, new_memory.dtype).reshape(new_memory.shape))
     if step <= 1:
         np.copyto(new_lr, lr)
@@ -346,15 +364,19 @@ def yellowfin(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelConte
 
 
 def tune(low: float, high: float, distance: float, variance: float) -> tuple[float, float]:
-    """Rate and momentum that minimise the bound on the distance to the optimum after one step (https://arxiv.org/abs/1706.03471).
+    """Rate and momentum that minimise the bound on the distance to the optimum after one step.
+
+    See https://arxiv.org/abs/1706.03471.
 
     Args:
-        low, high: smallest and largest curvature seen.
+        low: smallest curvature seen.
+        high: largest curvature seen.
         distance: estimated distance to the optimum.
         variance: of the gradient.
     """
-    # The root of momentum is the real root of p x = (1 - x)^3 with p = (distance low)^2 / (2 variance), by Cardano's formula
-    # for y = x - 1: y^3 + p y + p = 0; it is at least the value that the spread of curvatures demands.
+    # The root of momentum is the real root of p x = (1 - x)^3 with p = (distance low)^2 / (2 variance), by
+    # Cardano's formula for y = x - 1: y^3 + p y + p = 0; it is at least the value that the spread of
+    # curvatures demands.
     p = (distance * low) ** 2 / (2 * variance)
     w = -(((math.sqrt(p * p + 4 / 27 * p**3) + p) / 2) ** (1 / 3))
     root = w - p / 3 / w + 1 if w else 1.0

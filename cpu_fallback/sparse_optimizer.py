@@ -1,7 +1,8 @@
 """NumPy kernels of the updates of single rows.
 
-The rows are gathered, updated with the step of the dense kernel and written back. Indices that occur several times are handled in
-rounds: the n-th occurrences of all indices together, so that each round touches a row once and the order within a row is kept.
+The rows are gathered, updated with the step of the dense kernel and written back. Indices that occur several
+times are handled in rounds: the n-th occurrences of all indices together, so that each round touches a row
+once and the order within a row is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def check_rows(indices: Array, rows: int) -> Array:
     flat = indices.reshape(-1)
     if flat.size and (flat.min() < 0 or flat.max() >= rows):
         position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
-        raise KernelError(f"index {flat[position]} at position {position} of input indices is out of range, wanted 0 to {rows - 1}")
+        raise KernelError(
+            f"index {flat[position]} at position {position} of input indices is out of range, wanted 0 to "
+            f"{rows - 1}"
+        )
     return flat
 
 
@@ -126,7 +130,7 @@ def sparse_adadelta(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kerne
 
 
 def rectified(args: Arguments, iteration: int) -> tuple[float, bool]:
-    """Factor of RAdam's step at ``t = iteration + 1``, and whether the step is divided by the root of the second moment."""
+    """Factor of RAdam's step, and whether the step is divided by the root of the second moment."""
     t, longest = iteration + 1, 2 / (1 - args.beta2) - 1
     length = longest - 2 * t * args.beta2**t / (1 - args.beta2**t)
     if length < 5:
@@ -183,9 +187,12 @@ def sparse_wngrad(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
     rows = check_rows(indices, len(param))
     if not rows.size:
         return
-    divisor = np.float64(scale.item() + args.epsilon)  # NumPy's number, for infinity rather than an exception at 0
+    divisor = np.float64(
+        scale.item() + args.epsilon
+    )  # NumPy's number, for infinity rather than an exception at 0
     np.add.at(param, rows, float(lr.item() / divisor) * blocks(grad, param, rows))
-    np.add(scale, float(sum_of_squares(grad) / divisor), out=outputs[1])
+    # Caffe2 leaves out epsilon here, unlike in Wngrad.
+    np.add(scale, float(sum_of_squares(grad) / np.float64(scale.item())), out=outputs[1])
 
 
 @kernel("SparseStorm")
@@ -229,5 +236,5 @@ def scatter_weighted_sum(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     if weight != 1:
         for positions in rounds(rows):
             result[rows[positions]] *= weight
-    for x, w in zip(inputs[3::2], inputs[4::2]):
+    for x, w in zip(inputs[3::2], inputs[4::2], strict=True):
         np.add.at(result, rows, w.item() * blocks(x, result, rows))

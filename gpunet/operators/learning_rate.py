@@ -1,4 +1,7 @@
-"""Iteration counters and learning-rate schedules: Iter, AtomicIter, CreateMutex, LearningRate, LearningRateAdaption."""
+"""Iteration counters and learning-rate schedules.
+
+Iter, AtomicIter, CreateMutex, LearningRate, LearningRateAdaption.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from gpunet.specs import BlobSpec, OpaqueSpec, TensorSpec, spec
 ITERATION: Final[Types] = frozenset(t for t in INDICES if t.name == "int64")
 REALS: Final[Types] = frozenset(spec((), name).dtype for name in ("float32", "float64"))
 
-# ---- learning-rate policies ------------------------------------------------------------------------------------------
+# Learning-rate policies
 
 #: A rule on one argument: what the value must satisfy, in words and as a test.
 _POSITIVE: Final = ("more than 0", lambda value: value > 0)
@@ -66,7 +69,11 @@ def _alter_check(values: Arguments) -> str:
 
 def _slope_check(values: Arguments) -> str:
     first, second = values.num_iter_1, values.num_iter_2
-    return "" if second > first else f"argument 'num_iter_2' is {second}, wanted more than 'num_iter_1' ({first})"
+    return (
+        ""
+        if second > first
+        else f"argument 'num_iter_2' is {second}, wanted more than 'num_iter_1' ({first})"
+    )
 
 
 #: The policies by name. The multiplier that the formulas give is scaled by ``base_lr``.
@@ -197,7 +204,8 @@ POLICIES: Final[dict[str, PolicySchema]] = {
     ),
     "composite": PolicySchema(
         (Ints("sub_policy_num_iters", REQUIRED, "iterations of each segment; the last one never ends"),),
-        "sub_policy_i_lr_scale times the policy sub_policy_i_policy (arguments with the prefix sub_policy_i_) in "
+        "sub_policy_i_lr_scale times the policy sub_policy_i_policy (arguments with the prefix "
+        "sub_policy_i_) in "
         "segment i; segment 0 starts at iteration 1, and iterations are not counted anew",
     ),
 }
@@ -206,7 +214,10 @@ _CYCLES_OVER_BASE_LR: Final = ("cyclical", "compositeCyclical")
 
 
 def parse_policy(definition: OperatorDef) -> Policy:
-    """The policy of a LearningRate definition; raises :class:`ArgumentError` for an unknown one or senseless values."""
+    """The policy of a LearningRate definition.
+
+    Raises :class:`ArgumentError` for an unknown one or senseless values.
+    """
     head = parse_arguments(definition, {arg.name: arg for arg in _HEAD})
     return _parse(definition, head.policy, head.base_lr, "")
 
@@ -218,26 +229,35 @@ def _parse(definition: OperatorDef, name: str, base_lr: float, prefix: str) -> P
         near += [p for p in POLICIES if p.lower() == name.lower() and p not in near]
         hint = f"; did you mean {', '.join(near)}?" if near else f", wanted one of {', '.join(POLICIES)}"
         raise ArgumentError(f"argument '{prefix}policy' is {name!r}, which is no learning-rate policy{hint}")
+    if prefix and name == "composite":
+        raise ArgumentError(
+            f"argument '{prefix}policy' is 'composite', wanted a policy that is not composite itself"
+        )
     values = _values(definition, schema, prefix)
     for argument, (wanted, holds) in schema.rules:
         value = getattr(values, argument)
         if not holds(value):
-            raise ArgumentError(f"argument '{prefix}{argument}' of policy {name!r} is {value:g}, wanted {wanted}")
+            raise ArgumentError(
+                f"argument '{prefix}{argument}' of policy {name!r} is {value:g}, wanted {wanted}"
+            )
     complaint = schema.check(values) if schema.check is not None else ""
     if complaint:
         raise ArgumentError(f"policy {name!r}: {complaint}")
     if name in _CYCLES_OVER_BASE_LR and base_lr == 0:
-        raise ArgumentError(f"argument 'base_lr' is 0, wanted another value for policy {name!r}, which divides by it")
+        raise ArgumentError(
+            f"argument 'base_lr' is 0, wanted another value for policy {name!r}, which divides by it"
+        )
     if name != "composite":
         return Policy(name, base_lr, values)
-    if prefix:
-        raise ArgumentError(f"argument '{prefix}policy' is 'composite', wanted a policy that is not composite itself")
     return Policy(name, base_lr, values, _segments(definition, values.sub_policy_num_iters, base_lr))
 
 
 def _values(definition: OperatorDef, schema: PolicySchema, prefix: str) -> Arguments:
     """Values of the policy's arguments, by their names without the prefix."""
-    table = {f"{prefix}{a.name}": Arg(f"{prefix}{a.name}", a.kind, a.default, a.doc, a.choices) for a in schema.args}
+    table = {
+        f"{prefix}{a.name}": Arg(f"{prefix}{a.name}", a.kind, a.default, a.doc, a.choices)
+        for a in schema.args
+    }
     found = parse_arguments(definition, table)
     return Arguments({a.name: getattr(found, f"{prefix}{a.name}") for a in schema.args}, found.given)
 
@@ -247,7 +267,8 @@ def _segments(
 ) -> tuple[tuple[int, float, Policy], ...]:
     if not lengths or min(lengths) <= 0:
         raise ArgumentError(
-            f"argument 'sub_policy_num_iters' is {list(lengths)}, wanted the iterations (more than 0) of each segment"
+            f"argument 'sub_policy_num_iters' is {list(lengths)}, wanted the iterations (more than 0) of "
+            f"each segment"
         )
     start, parts = 1, []
     for i, length in enumerate(lengths):
@@ -261,13 +282,20 @@ def _segments(
 
 
 _HEAD: Final = (
-    Float("base_lr", REQUIRED, "factor of the policy's multiplier; its sign says whether updates add or subtract"),
+    Float(
+        "base_lr",
+        REQUIRED,
+        "factor of the policy's multiplier; its sign says whether updates add or subtract",
+    ),
     Str("policy", REQUIRED, f"one of {', '.join(POLICIES)}"),
 )
 
 
 def _all_policy_args() -> list[Arg]:
-    """Every argument that some policy reads, once; the policies hold the defaults, so here they are ``None``."""
+    """Every argument that some policy reads, once.
+
+    The policies hold the defaults, so here they are ``None``.
+    """
     users: dict[str, list[str]] = {}
     first: dict[str, Arg] = {}
     for name, schema in POLICIES.items():
@@ -300,7 +328,7 @@ register(
 )
 
 
-# ---- counters ----------------------------------------------------------------------------------------------------
+# Counters
 
 
 def _infer_iter(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
@@ -317,7 +345,8 @@ register(
     infer=_infer_iter,
     enforce_inplace=[(0, 0)],
     gradient=NO_GRADIENT,
-    doc="Counts iterations: adds 1 in place. Without an input it gives the number of the net's current run, from 1.",
+    doc="Counts iterations: adds 1 in place. Without an input it gives the number of the net's current "
+    "run, from 1.",
 )
 
 
@@ -371,7 +400,11 @@ register(
     infer=_infer_adaption,
     args=[
         Float("lr_alpha", 0.01, "rate at which the learning rate is changed"),
-        Bool("normalized_lr_adaption", True, "use the cosine of the angle between the gradients instead of their product"),
+        Bool(
+            "normalized_lr_adaption",
+            True,
+            "use the cosine of the angle between the gradients instead of their product",
+        ),
     ],
     inplace=[(0, 0)],
     gradient=NO_GRADIENT,
@@ -379,5 +412,3 @@ register(
     doc="Hypergradient descent (https://arxiv.org/abs/1703.04782): ``lr - lr_alpha grad.effgrad``, or "
     "``lr (1 - lr_alpha cos(grad, effgrad))`` where normalised.",
 )
-
-

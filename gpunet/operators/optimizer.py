@@ -1,6 +1,10 @@
-"""Dense parameter updates: MomentumSGD(Update), Adagrad, Adadelta, RmsProp, Adam, Wngrad, YellowFin, Storm, Ftrl, Lars, WeightScale.
+"""Dense parameter updates.
 
-Learning rates carry their own sign: Caffe2's updates add ``lr * step`` (so a rate is negative) except where said otherwise.
+MomentumSGD, MomentumSGDUpdate, Adagrad, Adadelta, RmsProp, Adam, Wngrad, YellowFin, Storm, Ftrl, Lars,
+WeightScale.
+
+Learning rates carry their own sign: Caffe2's updates add ``lr * step`` (so a rate is negative) except where
+said otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ def state(name: str, doc: str) -> Input:
 
 
 def elementwise(*outputs: int, like: tuple[int, ...], single: tuple[int, ...]) -> Infer:
-    """Outputs look like the inputs ``outputs``; inputs ``like`` have the shape and type of input 0, inputs ``single`` one element."""
+    """Outputs look like the inputs ``outputs``.
+
+    Inputs ``like`` have the shape and type of input 0, inputs ``single`` one element.
+    """
 
     def infer(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
         for i in like:
@@ -62,7 +69,8 @@ MOMENTUM_ARGS: Final = (
 )
 _MOMENTUM_DOC = (
     "``moment' = momentum * moment + lr * grad``; ``grad' = moment'``, with Nesterov "
-    "``grad' = (1 + momentum) moment' - momentum * moment``. The rate is positive: the step ``grad'`` is subtracted"
+    "``grad' = (1 + momentum) moment' - momentum * moment``. The rate is positive: the step ``grad'`` is "
+    "subtracted"
 )
 _MOMENTUM_INPUTS = [GRAD, state("moment", "running sum of steps"), LR]
 _MOMENTUM_OUTPUTS = [Output("output_grad", "step to subtract"), Output("output_moment", "updated moment")]
@@ -124,19 +132,30 @@ register(
         GRAD,
         LR,
     ],
-    outputs=[NEW_PARAM, Output("output_moment", "updated average"), Output("output_moment_delta", "updated average")],
+    outputs=[
+        NEW_PARAM,
+        Output("output_moment", "updated average"),
+        Output("output_moment_delta", "updated average"),
+    ],
     infer=elementwise(0, 1, 2, like=(1, 2, 3), single=(4,)),
     args=ADADELTA_ARGS,
     inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("epsilon"),
     flops=flops_per_input(14),
-    doc="``moment' = decay * moment + (1 - decay) grad^2``; ``step = grad sqrt(moment_delta + epsilon) / sqrt(moment' + epsilon)``; "
-    "``moment_delta' = decay * moment_delta + (1 - decay) step^2``; ``param' = param + lr * step`` (https://arxiv.org/abs/1212.5701).",
+    doc="``moment' = decay * moment + (1 - decay) grad^2``; ``step = grad sqrt(moment_delta + epsilon) / "
+    "sqrt(moment' + epsilon)``; "
+    "``moment_delta' = decay * moment_delta + (1 - decay) step^2``; ``param' = param + lr * step`` "
+    "(https://arxiv.org/abs/1212.5701).",
 )
 
 register(
     "RmsProp",
-    inputs=[GRAD, state("mean_squares", "average of squared gradients"), state("momentum", "running sum of steps"), LR],
+    inputs=[
+        GRAD,
+        state("mean_squares", "average of squared gradients"),
+        state("momentum", "running sum of steps"),
+        LR,
+    ],
     outputs=[
         Output("output_grad", "step to add"),
         Output("output_mean_squares", "updated average"),
@@ -151,7 +170,8 @@ register(
     inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("epsilon"),
     flops=flops_per_input(9),
-    doc="``ms' = ms + (1 - decay) (grad^2 - ms)``; ``mom' = momentum * mom + lr * grad / sqrt(epsilon + ms')``; ``grad' = mom'``. "
+    doc="``ms' = ms + (1 - decay) (grad^2 - ms)``; ``mom' = momentum * mom + lr * grad / sqrt(epsilon + "
+    "ms')``; ``grad' = mom'``. "
     "A later operator adds the step to the parameter.",
 )
 
@@ -181,13 +201,14 @@ register(
     inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("epsilon"),
     flops=flops_per_input(12),
-    doc="``m' = beta1 m + (1 - beta1) grad``; ``v' = beta2 v + (1 - beta2) grad^2``; ``param' = param + lr c m' / (sqrt(v') + epsilon)`` "
+    doc="``m' = beta1 m + (1 - beta1) grad``; ``v' = beta2 v + (1 - beta2) grad^2``; ``param' = param + lr "
+    "c m' / (sqrt(v') + epsilon)`` "
     "with ``c = sqrt(1 - beta2^t) / (1 - beta1^t)`` and ``t = iter + 1`` (https://arxiv.org/abs/1412.6980).",
 )
 
 
 def _infer_wngrad(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
-    param, total, grad, _ = inputs
+    param, total, *_ = inputs
     want_size(op, inputs, 1, 1)
     want_shape(op, inputs, 2, param.shape, "the shape of param")
     want_size(op, inputs, 3, 1)
@@ -210,7 +231,8 @@ register(
     inplace=[(0, 0), (1, 1)],
     check=check_positive("epsilon"),
     flops=flops_per_input(4),
-    doc="``param' = param + lr * grad / (b + epsilon)``; ``b' = b + sum(grad^2) / (b + epsilon)`` (https://arxiv.org/abs/1803.02865).",
+    doc="``param' = param + lr * grad / (b + epsilon)``; ``b' = b + sum(grad^2) / (b + epsilon)`` "
+    "(https://arxiv.org/abs/1803.02865).",
 )
 
 
@@ -237,13 +259,18 @@ register(
         GRAD,
         LR,
     ],
-    outputs=[NEW_PARAM, Output("output_moment", "updated estimate"), Output("output_grad_sq_sum", "updated sum")],
+    outputs=[
+        NEW_PARAM,
+        Output("output_moment", "updated estimate"),
+        Output("output_grad_sq_sum", "updated sum"),
+    ],
     infer=_infer_storm,
     args=STORM_ARGS,
     inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("momentum", "beta"),
     flops=flops_per_input(7),
-    doc="``s' = s + sum(grad^2)``; ``r = lr (beta + s')^(-1/3)``; ``m' = grad + (1 - momentum r^2) (m - grad)``; "
+    doc="``s' = s + sum(grad^2)``; ``r = lr (beta + s')^(-1/3)``; ``m' = grad + (1 - momentum r^2) (m - "
+    "grad)``; "
     "``param' = param + r m'`` (https://arxiv.org/abs/1905.10018).",
 )
 
@@ -283,8 +310,10 @@ register(
     inplace=[(0, 0), (1, 1)],
     check=_check_ftrl,
     flops=flops_per_input(16),
-    doc="``n' = n + grad^2``; ``z' = z + grad - (sqrt(n') - sqrt(n)) / alpha * var``; ``var' = 0`` where ``|z'| <= lambda1``, else "
-    "``(lambda1 sign(z') - z') / ((beta + sqrt(n')) / alpha + lambda2)`` (McMahan et al., Ad click prediction, 2013).",
+    doc="``n' = n + grad^2``; ``z' = z + grad - (sqrt(n') - sqrt(n)) / alpha * var``; ``var' = 0`` where "
+    "``|z'| <= lambda1``, else "
+    "``(lambda1 sign(z') - z') / ((beta + sqrt(n')) / alpha + lambda2)`` (McMahan et al., Ad click "
+    "prediction, 2013).",
 )
 
 
@@ -312,7 +341,8 @@ register(
         Float("lr_min", 0.02, "lower bound"),
     ],
     flops=flops_per_input(4),
-    doc="``trust / (|dX| / |X| + wd + offset)``, or 1 where ``|X| = 0``, between ``lr_min`` and ``lr_max`` (https://arxiv.org/abs/1708.03888).",
+    doc="``trust / (|dX| / |X| + wd + offset)``, or 1 where ``|X| = 0``, between ``lr_min`` and ``lr_max`` "
+    "(https://arxiv.org/abs/1708.03888).",
 )
 
 
@@ -340,7 +370,8 @@ register(
     inplace=[(0, 0)],
     check=_check_weight_scale,
     flops=flops_per_input(1),
-    doc="``nw = scale * w`` where ``t = iter + 1`` is a multiple of ``stepsize`` below ``upper_bound_iter``, else ``nw = w``.",
+    doc="``nw = scale * w`` where ``t = iter + 1`` is a multiple of ``stepsize`` below "
+    "``upper_bound_iter``, else ``nw = w``.",
 )
 
 
@@ -370,7 +401,11 @@ _YELLOWFIN_STATE: Final = (
     ("curv_win", "logarithms of the last squared gradient norms, curv_win_width elements"),
     ("g_avg", "average of gradients"),
     ("g2_avg", "average of squared gradients"),
-    ("scalars_memory", "averages of |g|, |g|^2, their smallest and largest logarithm in the window, and the distance, 5 elements"),
+    (
+        "scalars_memory",
+        "averages of |g|, |g|^2, their smallest and largest logarithm in the window, and the distance, 5 "
+        "elements",
+    ),
 )
 register(
     "YellowFin",
@@ -387,6 +422,8 @@ register(
     inplace=[(i, i) for i in range(8)],
     check=_check_yellowfin,
     flops=flops_per_input(16),
-    doc="A momentum step with the averaged rate and coefficient, which are then tuned from the gradient's statistics "
-    "(https://arxiv.org/abs/1706.03471): ``moment' = mu * moment + lr * grad``; ``param' = param - moment'``.",
+    doc="A momentum step with the averaged rate and coefficient, which are then tuned from the gradient's "
+    "statistics "
+    "(https://arxiv.org/abs/1706.03471): ``moment' = mu * moment + lr * grad``; ``param' = param - "
+    "moment'``.",
 )

@@ -1,6 +1,7 @@
-"""Updates of single rows of a parameter: ScatterWeightedSum and the sparse forms of the optimizers, all in place.
+"""Updates of single rows: ScatterWeightedSum and the sparse forms of the optimizers, all in place.
 
-``indices`` holds rows of the parameter and ``grad`` one block for each; an index that occurs again is updated again, in order.
+``indices`` holds rows of the parameter and ``grad`` one block for each; an index that occurs again is updated
+again, in order.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ def want_blocks(op: Operator, inputs: Sequence[TensorSpec], param: int, indices:
 
 
 def sparse(
-    *outputs: int, like: tuple[int, ...] = (), single: tuple[int, ...] = (), indices: int, grad: int, param: int = 0
+    *outputs: int,
+    like: tuple[int, ...] = (),
+    single: tuple[int, ...] = (),
+    indices: int,
+    grad: int,
+    param: int = 0,
 ) -> Callable[[Operator, Sequence[TensorSpec]], list[BlobSpec]]:
-    """Outputs look like the inputs ``outputs``; ``like`` have the parameter's shape, ``single`` one element."""
+    """Outputs look like inputs ``outputs``; ``like`` have the parameter's shape, ``single`` one element."""
 
     def infer(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
         for i in like:
@@ -127,7 +133,11 @@ register(
         GRAD,
         LR,
     ],
-    outputs=[NEW_PARAM, Output("output_moment", "updated average"), Output("output_moment_delta", "updated average")],
+    outputs=[
+        NEW_PARAM,
+        Output("output_moment", "updated average"),
+        Output("output_moment_delta", "updated average"),
+    ],
     infer=sparse(0, 1, 2, like=(1, 2), single=(5,), indices=3, grad=4),
     args=ADADELTA_ARGS,
     enforce_inplace=[(0, 0), (1, 1), (2, 2)],
@@ -136,7 +146,10 @@ register(
     doc="Adadelta of the rows in ``indices``.",
 )
 
-_ADAM_INPUTS: Final = (state("moment_1", "average of gradients"), state("moment_2", "average of squared gradients"))
+_ADAM_INPUTS: Final = (
+    state("moment_1", "average of gradients"),
+    state("moment_2", "average of squared gradients"),
+)
 _ADAM_OUTPUTS: Final = (
     NEW_PARAM,
     Output("output_moment_1", "updated average"),
@@ -152,7 +165,8 @@ register(
     enforce_inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("epsilon"),
     flops=flops_per_input(12, 4),
-    doc="Adam of the rows in ``indices``. Rectified: the step is scaled by the rectification term of the paper, and is "
+    doc="Adam of the rows in ``indices``. Rectified: the step is scaled by the rectification term of the "
+    "paper, and is "
     "``lr m' / (1 - beta1^t)`` while the approximated moving average is shorter than 5.",
 )
 
@@ -206,7 +220,8 @@ register(
     enforce_inplace=[(0, 0), (1, 1)],
     check=check_positive("epsilon"),
     flops=flops_per_input(4, 3),
-    doc="Wngrad of the rows in ``indices``; nothing changes where there are none.",
+    doc="Wngrad of the rows in ``indices``, but with ``b' = b + sum(grad^2) / b``; nothing changes where "
+    "there are none.",
 )
 
 
@@ -229,7 +244,11 @@ register(
         ROWS,
         LR,
     ],
-    outputs=[NEW_PARAM, Output("output_moment", "updated estimate"), Output("output_grad_sq_sum", "updated sum")],
+    outputs=[
+        NEW_PARAM,
+        Output("output_moment", "updated estimate"),
+        Output("output_grad_sq_sum", "updated sum"),
+    ],
     infer=_infer_sparse_storm,
     args=STORM_ARGS,
     enforce_inplace=[(0, 0), (1, 1), (2, 2)],
@@ -269,7 +288,9 @@ register(
 def _check_scatter(op: Operator) -> None:
     found = len(op.inputs)
     if found < 5 or found % 2 == 0:
-        raise SchemaError(f"has {found} inputs, wanted X_0, weight_0, indices and then pairs of X_i, weight_i")
+        raise SchemaError(
+            f"has {found} inputs, wanted X_0, weight_0, indices and then pairs of X_i, weight_i"
+        )
 
 
 def _infer_scatter(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
@@ -291,13 +312,19 @@ register(
         Input("X_0", "tensor to update, at least 1 dimension", REALS),
         Input("weight_0", "factor of the old rows, one element", REALS),
         ROWS,
-        Input("X_1", "rows to add, one block for each index; then its weight, and more such pairs", REALS, variadic=True),
+        Input(
+            "X_1",
+            "rows to add, one block for each index; then its weight, and more such pairs",
+            REALS,
+            variadic=True,
+        ),
     ],
     outputs=[Output("X_0", "the updated tensor")],
     infer=_infer_scatter,
     enforce_inplace=[(0, 0)],
     check=_check_scatter,
     flops=_scatter_flops,
-    doc="``X_0[i] = weight_0 X_0[i] + sum over k of weight_k X_k[j]`` for each index ``i = indices[j]``. An index that occurs n times scales "
+    doc="``X_0[i] = weight_0 X_0[i] + sum over k of weight_k X_k[j]`` for each index ``i = indices[j]``. "
+    "An index that occurs n times scales "
     "its row n times, then all its blocks are added.",
 )
