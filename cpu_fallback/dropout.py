@@ -10,15 +10,14 @@ from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.kernels import KernelContext, kernel
 
 
-def _select(x: Array, mask: Array, ratio: float, out: Array) -> None:
+def _apply(x: Array, mask: Array, ratio: float, out: Array) -> None:
     np.multiply(x, 1.0 / (1.0 - ratio), out=out)
-    # Chosen rather than multiplied by 0: what is dropped may be infinite.
-    np.copyto(out, 0, where=np.logical_not(mask))
+    np.multiply(out, mask, out=out)
 
 
 @kernel("Dropout")
 def dropout(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``Y = X / (1 - ratio)`` where a random mask is set, else 0."""
+    """``Y = X mask / (1 - ratio)`` with a random mask."""
     x, y = inputs[0], outputs[0]
     if args.is_test:
         if y is not x:
@@ -28,14 +27,14 @@ def dropout(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext
         return
     mask = outputs[1]
     philox.bernoulli(mask, 1.0 - args.ratio, seed=ctx.seed, operator=ctx.operator_id, step=ctx.run.step)
-    _select(x, mask, args.ratio, y)
+    _apply(x, mask, args.ratio, y)
 
 
 @kernel("DropoutGrad")
 def dropout_grad(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``dX = dY / (1 - ratio)`` where the mask is set, else 0."""
+    """``dX = dY mask / (1 - ratio)``."""
     dy, dx = inputs[0], outputs[0]
     if not args.is_test:
-        _select(dy, inputs[1], args.ratio, dx)
+        _apply(dy, inputs[1], args.ratio, dx)
     elif dx is not dy:
         np.copyto(dx, dy)

@@ -9,7 +9,7 @@ from gpunet.errors import KernelError
 
 
 def check_labels(labels: Array, classes: int) -> None:
-    """Raises :class:`KernelError` unless all ``labels`` (integers, one dimension) are from 0 to ``classes - 1``."""
+    """Raises :class:`KernelError` unless all ``labels`` (integers) are from 0 to ``classes - 1``."""
     if labels.size == 0 or (labels.min() >= 0 and labels.max() < classes):
         return
     index = int(np.argmax((labels < 0) | (labels >= classes)))

@@ -32,7 +32,9 @@ def label_cross_entropy(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: K
 
 
 @kernel("LabelCrossEntropyGradient")
-def label_cross_entropy_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+def label_cross_entropy_gradient(
+    inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext
+) -> None:
     """``dX[i, label_i] = -dY[i] / max(X[i, label_i], 1e-20)``."""
     x, label, dx = _examples(inputs[0]), inputs[1].reshape(-1), _examples(outputs[0])
     check_labels(label, x.shape[1])
@@ -86,7 +88,9 @@ def squared_l2_distance(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: K
 
 
 @kernel("SquaredL2DistanceGradient")
-def squared_l2_distance_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+def squared_l2_distance_gradient(
+    inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext
+) -> None:
     """``dX[i] = dZ[i] (X[i] - Y[i])``, ``dY = -dX``."""
     dx, dy = outputs
     np.subtract(inputs[0], inputs[1], out=dx)
@@ -94,12 +98,14 @@ def squared_l2_distance_gradient(inputs: Arrays, outputs: Arrays, args: Argument
     np.negative(dx, out=dy)
 
 
-# Write s for log(1 + exp(-|x|)): then log sigmoid(x) = min(x, 0) - s and log(1 - sigmoid(x)) = -max(x, 0) - s, and no
-# exponential overflows.
+# Write s for log(1 + exp(-|x|)): then log sigmoid(x) = min(x, 0) - s and log(1 - sigmoid(x)) = -max(x, 0) -
+# s, and no exponential overflows.
 
 
 @kernel("SigmoidCrossEntropyWithLogits")
-def sigmoid_cross_entropy_with_logits(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+def sigmoid_cross_entropy_with_logits(
+    inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext
+) -> None:
     """``Y = -mean (t log sigmoid(x) + (1 - t) log(1 - sigmoid(x)))`` and variants."""
     x, t = (widened(a) for a in inputs)
     if x.size == 0:

@@ -15,18 +15,20 @@ from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
 
 
-def _windows(source: Array, size: int, out: Array, axis: int) -> None:
-    """Sums of ``source`` over the ``size`` entries around each one along ``axis``, written to ``out``."""
+def _windows(source: Array, before: int, after: int, order: str, out: Array) -> None:
+    """Sums of ``source`` over the channels from ``before`` before to ``after`` after each, into ``out``."""
+    axis = 1 if order == "NCHW" else 3
     a, b = np.moveaxis(source, axis, 0), np.moveaxis(out, axis, 0)
     b[...] = a
-    for shift in range(1, min(size // 2, len(a) - 1) + 1):
+    for shift in range(1, min(before, len(a) - 1) + 1):
         b[shift:] += a[:-shift]
+    for shift in range(1, min(after, len(a) - 1) + 1):
         b[:-shift] += a[shift:]
 
 
 def _lrn_scale(x: Array, args: Arguments, squares: Array, out: Array) -> None:
     np.multiply(x, x, out=squares)
-    _windows(squares, args.size, out, 1 if args.order == "NCHW" else 3)
+    _windows(squares, (args.size - 1) // 2, args.size // 2, args.order, out)
     np.multiply(out, args.alpha / args.size, out=out)
     np.add(out, args.bias, out=out)
 
@@ -58,15 +60,17 @@ def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     np.divide(ratio, scale, out=ratio)
     np.power(scale, -args.beta, out=scale)
     np.multiply(dy, scale, out=outputs[0])
-    _windows(ratio, args.size, scale, 1 if args.order == "NCHW" else 3)
+    # The other way round: the channels in whose window this one is.
+    _windows(ratio, args.size // 2, (args.size - 1) // 2, args.order, scale)
     np.multiply(scale, x, out=scale)
     np.multiply(scale, 2 * args.alpha * args.beta / args.size, out=scale)
     np.subtract(outputs[0], scale, out=outputs[0])
 
 
-# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the channels are last or each
-# has one pixel only. A sum over a channel is made in two steps: over the pixels of an image in the type of the data, with a
-# routine that keeps many partial sums and reads memory once, then over the images in float64.
+# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the
+# channels are last or each has one pixel only. A sum over a channel is made in two steps: over the pixels of
+# an image in the type of the data, with a routine that keeps many partial sums and reads memory once, then
+# over the images in float64.
 
 
 def _fold(array: Array, order: str) -> Array:
@@ -85,13 +89,16 @@ def _channels_last(array: Array, order: str) -> bool:
 def _sums(x: Array, last: bool) -> Array:
     """Sum of each channel, float64."""
     pixels = np.ones(x.shape[1 if last else 2], x.dtype)
-    return np.add.reduce(np.matmul(pixels, x) if last else np.matmul(x, pixels), axis=0, dtype=np.float64)
+    each = np.matmul(pixels, x) if last else np.matmul(x, pixels)
+    total: Array = np.add.reduce(each, axis=0, dtype=np.float64)
+    return total
 
 
 def _products(x: Array, y: Array, last: bool) -> Array:
     """Sum of ``x * y`` of each channel, float64."""
     each = np.einsum("npc,npc->nc" if last else "ncp,ncp->nc", x, y)
-    return np.add.reduce(each, axis=0, dtype=np.float64)
+    total: Array = np.add.reduce(each, axis=0, dtype=np.float64)
+    return total
 
 
 def _moments(x: Array, last: bool) -> tuple[Array, Array]:
@@ -147,7 +154,7 @@ def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCont
 
 @kernel("SpatialBNGradient")
 def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``, with sums over all batches where these are given."""
+    """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``."""
     scale, mean, inv_std = inputs[1], inputs[3].astype(np.float64), inputs[4].astype(np.float64)
     last = _channels_last(inputs[0], args.order)
     x, dy = (widened(_fold(inputs[i], args.order)) for i in (0, 2))

@@ -72,9 +72,9 @@ def softmax_with_loss(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     _shifted(x, work)
     if args.label_prob:
         _normalized_exp(work)
-        label = widened(inputs[1]).reshape(examples, classes)
-        _check_distribution(label)
-        losses = -np.einsum("ij,ij->i", label, np.log(np.maximum(work, 1e-20)))
+        wanted = widened(inputs[1]).reshape(examples, classes)
+        _check_distribution(wanted)
+        losses: Array = -np.einsum("ij,ij->i", wanted, np.log(np.maximum(work, 1e-20)))
     else:
         label = inputs[1].reshape(-1)
         check_labels(label, classes)
@@ -100,7 +100,9 @@ def _check_distribution(label: Array) -> None:
     wrong = np.abs(np.add.reduce(label, axis=1) - 1) > 1e-5
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise KernelError(f"the label probabilities of example {i} sum to {label[i].sum():.7g}, wanted 1 within 1e-5")
+        raise KernelError(
+            f"the label probabilities of example {i} sum to {label[i].sum():.7g}, wanted 1 within 1e-5"
+        )
 
 
 @kernel("SoftmaxWithLossGradient")

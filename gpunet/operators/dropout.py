@@ -65,7 +65,8 @@ register(
     gradient=_gradient,
     flops=flops_per_output(2),
     random=True,
-    doc="``Y = X / (1 - ratio)`` where the mask is set, else 0; ``Y = X`` with is_test. Source: N. Srivastava, G. Hinton, "
+    doc="``Y = X mask / (1 - ratio)``; ``Y = X`` with is_test. Source: N. "
+    "Srivastava, G. Hinton, "
     "A. Krizhevsky, I. Sutskever, R. Salakhutdinov, Dropout, JMLR 15 (2014).",
 )
 register(
@@ -77,5 +78,5 @@ register(
     check=_check_gradient,
     infer=_infer_gradient,
     flops=flops_per_output(2),
-    doc="``dX = dY / (1 - ratio)`` where the mask is set, else 0; ``dX = dY`` with is_test.",
+    doc="``dX = dY mask / (1 - ratio)``; ``dX = dY`` with is_test.",
 )

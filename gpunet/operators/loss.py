@@ -22,7 +22,9 @@ def _examples(x: TensorSpec) -> int:
 def _want_label(op: Operator, inputs: Sequence[TensorSpec], examples: int) -> None:
     label = inputs[1]
     if label.shape not in ((examples,), (examples, 1)):
-        raise ShapeError(f"{describe(op, 1, label)} does not fit, wanted {examples} or {examples}x1 (one label an example)")
+        raise ShapeError(
+            f"{describe(op, 1, label)} does not fit, wanted {examples} or {examples}x1 (one label an example)"
+        )
 
 
 def _want_classes(op: Operator, x: TensorSpec) -> None:
@@ -168,7 +170,11 @@ register(
 )
 register(
     "SquaredL2DistanceGradient",
-    inputs=[Input("X", "points", FLOATS), Input("Y", "other points", FLOATS), Input("dZ", "gradient of the distances", FLOATS)],
+    inputs=[
+        Input("X", "points", FLOATS),
+        Input("Y", "other points", FLOATS),
+        Input("dZ", "gradient of the distances", FLOATS),
+    ],
     outputs=[Output("dX", "gradient of X"), Output("dY", "gradient of Y")],
     infer=_infer_distance_gradient,
     flops=flops_per_input(3),
@@ -213,8 +219,10 @@ register(
     infer=_infer_sigmoid,
     gradient=_like_first(-1, 0, 1),
     flops=flops_per_input(8),
-    doc="``Y = -mean (t log sigmoid(x) + (1 - t) log(1 - sigmoid(x)))`` over the last dimension. With `log_D_trick`: "
-    "``-mean (2 t - 1) log sigmoid(x)``; with `unjoined_lr_loss`: ``-mean (t x + (1 - t) log(1 - sigmoid(x)))``, "
+    doc="``Y = -mean (t log sigmoid(x) + (1 - t) log(1 - sigmoid(x)))`` over the last dimension. With "
+    "`log_D_trick`: "
+    "``-mean (2 t - 1) log sigmoid(x)``; with `unjoined_lr_loss`: ``-mean (t x + (1 - t) log(1 - "
+    "sigmoid(x)))``, "
     "where a positive example is corrected by a negative one of the same features.",
 )
 register(
@@ -229,7 +237,8 @@ register(
     check=_check_sigmoid,
     infer=_infer_sigmoid_gradient,
     flops=flops_per_input(8, 1),
-    doc="``dlogits = dY (sigmoid(x) - t) / n``, with n the size of the last dimension, and the like for the other losses.",
+    doc="``dlogits = dY (sigmoid(x) - t) / n``, with n the size of the last dimension, and the like for "
+    "the other losses.",
 )
 
 
@@ -255,5 +264,6 @@ register(
     check=_check_accuracy,
     infer=_infer_accuracy,
     flops=flops_per_input(2),
-    doc="Share of the examples whose class is among the `top_k` best scores; of equal scores the lower class is the better.",
+    doc="Share of the examples whose class is among the `top_k` best scores; of equal scores the lower "
+    "class is the better.",
 )

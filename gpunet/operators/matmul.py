@@ -27,14 +27,16 @@ def as_matrix(shape: Shape, axis: int) -> tuple[int, int]:
 
 
 def _fc_sizes(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[int, int, int, int]:
-    """The axis of X, and M, K, N of the product (M x K) (K x N); raises ShapeError where X and W do not fit."""
+    """The axis of X, and M, K, N of the product (M x K) (K x N); ShapeError where X and W do not fit."""
     x, w = inputs[0], inputs[1]
     axis = canonical_axis(op.args.axis, x.rank)
     rows, columns = as_matrix(w.shape, canonical_axis(op.args.axis_w, w.rank, "axis_w"))
     n, wanted = (columns, rows) if op.type.startswith("FCTransposed") else (rows, columns)
     m, k = as_matrix(x.shape, axis)
     if k != wanted:
-        raise ShapeError(f"{describe(op, 0, x)} has {k} features from axis {axis} on, {describe(op, 1, w)} wants {wanted}")
+        raise ShapeError(
+            f"{describe(op, 0, x)} has {k} features from axis {axis} on, {describe(op, 1, w)} wants {wanted}"
+        )
     return axis, m, k, n
 
 
@@ -115,7 +117,8 @@ def _matmul_sizes(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[int, int,
     wanted, n = b[::-1] if op.args.trans_b else b
     if k != wanted:
         raise ShapeError(
-            f"{describe(op, 0, inputs[0])} is a matrix with {k} columns, {describe(op, 1, inputs[1])} one with {wanted} "
+            f"{describe(op, 0, inputs[0])} is a matrix with {k} columns, {describe(op, 1, inputs[1])} one "
+            f"with {wanted} "
             "rows, wanted equal numbers"
         )
     return m, k, n
@@ -136,29 +139,30 @@ def _matmul_flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[
 
 
 def _matmul_gradient(g: GradientBuilder) -> list[OperatorDef]:
-    # The third input gives the gradients the shapes of A and B, which may have more than two dimensions.
+    # The third input gives the gradients the shapes of A and B, which may have more than two dimensions. As
+    # in Caffe2 the axis is always 1: where the forward operator splits a factor elsewhere, with more than
+    # ones between, the gradient is a ShapeError.
     g.copy_arguments = False
     a, b, dy = g.input(0), g.input(1), g.output_grad(0)
-    of_a, of_b = int(g.args.axis_a), int(g.args.axis_b)
     da, db = g.input_grad(0), g.input_grad(1)
     if g.args.trans_a and g.args.trans_b:
         return [
-            g.make("MatMul", [b, dy, a], [da], trans_a=1, trans_b=1, axis_a=of_b),
-            g.make("MatMul", [dy, a, b], [db], trans_a=1, trans_b=1, axis_b=of_a),
+            g.make("MatMul", [b, dy, a], [da], trans_a=1, trans_b=1, axis_a=1),
+            g.make("MatMul", [dy, a, b], [db], trans_a=1, trans_b=1, axis_b=1),
         ]
     if g.args.trans_a:
         return [
-            g.make("MatMul", [b, dy, a], [da], trans_b=1, axis_a=of_b),
-            g.make("MatMul", [a, dy, b], [db], axis_a=of_a),
+            g.make("MatMul", [b, dy, a], [da], trans_b=1, axis_a=1),
+            g.make("MatMul", [a, dy, b], [db], axis_a=1),
         ]
     if g.args.trans_b:
         return [
-            g.make("MatMul", [dy, b, a], [da], axis_b=of_b),
-            g.make("MatMul", [dy, a, b], [db], trans_a=1, axis_b=of_a),
+            g.make("MatMul", [dy, b, a], [da], axis_b=1),
+            g.make("MatMul", [dy, a, b], [db], trans_a=1, axis_b=1),
         ]
     return [
-        g.make("MatMul", [dy, b, a], [da], trans_b=1, axis_b=of_b),
-        g.make("MatMul", [a, dy, b], [db], trans_a=1, axis_a=of_a),
+        g.make("MatMul", [dy, b, a], [da], trans_b=1, axis_b=1),
+        g.make("MatMul", [a, dy, b], [db], trans_a=1, axis_a=1),
     ]
 
 
@@ -179,25 +183,28 @@ register(
     infer=_infer_matmul,
     gradient=_matmul_gradient,
     flops=_matmul_flops,
-    doc="Product of two matrices, ``Y = op(A) op(B)``.",
+    doc="Product of two matrices, ``Y = op(A) op(B)``. The gradient needs `axis_a` and `axis_b` to be 1, "
+    "or what lies between to be ones.",
 )
 
 
 def _infer_batch_matmul(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     want_same_type(op, inputs)
     a, b = inputs
-    fewest = 1 if op.args.broadcast else 2
     for i, found in enumerate(inputs):
-        if found.rank < fewest:
-            hint = "" if op.args.broadcast else " (vectors need broadcast=1)"
-            raise ShapeError(f"{describe(op, i, found)} has {found.rank} dimensions, wanted at least {fewest}{hint}")
+        if found.rank == 0:
+            raise ShapeError(f"{describe(op, i, found)} has 0 dimensions, wanted at least 1")
     m, k, wanted, n = _batch_sizes(op, inputs)
     if k != wanted:
         raise ShapeError(
-            f"{describe(op, 0, a)} has {k} columns after transposition, {describe(op, 1, b)} {wanted} rows, wanted equal numbers"
+            f"{describe(op, 0, a)} has {k} columns after transposition, {describe(op, 1, b)} {wanted} "
+            "rows, wanted equal numbers"
         )
-    if not op.args.broadcast and a.shape[:-2] != b.shape[:-2]:
-        raise ShapeError(f"{describe(op, 0, a)} and {describe(op, 1, b)} differ in batch dimensions, wanted equal ones or broadcast=1")
+    if not op.args.broadcast and a.shape[:-2] != b.shape[:-2] and 1 not in (a.rank, b.rank):
+        raise ShapeError(
+            f"{describe(op, 0, a)} and {describe(op, 1, b)} differ in batch dimensions, "
+            "wanted equal ones or broadcast=1"
+        )
     batch = _broadcast(op, inputs)
     if a.rank == 1 and b.rank == 1:
         return [a.with_shape(1)]
@@ -219,7 +226,8 @@ def _broadcast(op: Operator, inputs: Sequence[TensorSpec]) -> Shape:
     except ShapeError:
         raise ShapeError(
             f"{describe(op, 0, inputs[0])} and {describe(op, 1, inputs[1])} have batch dimensions "
-            f"{format_shape(inputs[0].shape[:-2])} and {format_shape(inputs[1].shape[:-2])}, wanted equal ones or 1 from the right"
+            f"{format_shape(inputs[0].shape[:-2])} and {format_shape(inputs[1].shape[:-2])}, wanted equal "
+            "ones or 1 from the right"
         ) from None
 
 
@@ -229,7 +237,9 @@ def _batch_matmul_flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Seq
 
 def _batch_matmul_gradient(g: GradientBuilder) -> list[OperatorDef]:
     if g.args.broadcast:
-        raise GradientError("there is no gradient with broadcast=1, wanted factors with equal batch dimensions")
+        raise GradientError(
+            "there is no gradient with broadcast=1, wanted factors with equal batch dimensions"
+        )
     g.copy_arguments = False
     a, b, dy = g.input(0), g.input(1), g.output_grad(0)
     da, db = g.input_grad(0), g.input_grad(1)
@@ -251,11 +261,15 @@ register(
         Input("A", "left factors: batch dimensions, then M x K", FLOATS),
         Input("B", "right factors: batch dimensions, then K x N", FLOATS),
     ],
-    outputs=[Output("Y", "products: batch dimensions, then M x N; a factor that is a vector adds no dimension")],
+    outputs=[
+        Output("Y", "products: batch dimensions, then M x N; a factor that is a vector adds no dimension")
+    ],
     args=[
         Bool("trans_a", False, "transpose the last two dimensions of A"),
         Bool("trans_b", False, "transpose the last two dimensions of B"),
-        Bool("broadcast", False, "broadcast the batch dimensions and accept vectors, by NumPy's rules"),
+        Bool(
+            "broadcast", False, "broadcast the batch dimensions by NumPy's rule (there is no gradient then)"
+        ),
     ],
     infer=_infer_batch_matmul,
     gradient=_batch_matmul_gradient,

@@ -13,10 +13,17 @@ from gpunet.rules import describe, flops_per_input, want_rank, want_same_type, w
 from gpunet.schema import FLOATS, Input, Output, register
 from gpunet.specs import TensorSpec
 
-_ORDER = Str("order", "NCHW", "where the channels are: dimension 1 (NCHW) or the last one (NHWC)", choices=("NCHW", "NHWC"))
+_ORDER = Str(
+    "order",
+    "NCHW",
+    "where the channels are: dimension 1 (NCHW) or the last one (NHWC)",
+    choices=("NCHW", "NHWC"),
+)
 
 _LRN_ARGS = [
-    Int("size", 0, "channels in the window, an odd number"),
+    Int(
+        "size", 0, "channels in the window, at least 1; an even window has one channel more after than before"
+    ),
     Float("alpha", 0.0, "factor of the mean of squares"),
     Float("beta", 0.0, "exponent"),
     Float("bias", 1.0, "added to the scaled mean of squares"),
@@ -25,12 +32,8 @@ _LRN_ARGS = [
 
 
 def _check_lrn(op: Operator) -> None:
-    args = op.args
-    if args.size < 1 or args.size % 2 == 0:
-        raise ArgumentError(f"argument 'size' is {args.size}, wanted an odd number of channels, at least 1")
-    for name in ("alpha", "beta"):
-        if getattr(args, name) <= 0:
-            raise ArgumentError(f"argument {name!r} is {getattr(args, name)}, wanted a number above 0")
+    if op.args.size < 1:
+        raise ArgumentError(f"argument 'size' is {op.args.size}, wanted at least 1 channel")
 
 
 def _infer_lrn(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -51,7 +54,8 @@ def _lrn_gradient(g: GradientBuilder) -> list[OperatorDef]:
 
 
 def _lrn_flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    return (op.args.size + 5) * inputs[0].size
+    size: int = op.args.size
+    return (size + 5) * inputs[0].size
 
 
 register(
@@ -66,9 +70,12 @@ register(
     infer=_infer_lrn,
     gradient=_lrn_gradient,
     flops=_lrn_flops,
-    doc="Local response normalization across channels: ``Y = X scale^-beta`` with ``scale = bias + alpha / size * sum X^2``, "
-    "the sum over the window of `size` channels around each (channels outside count as 0). Source: A. Krizhevsky, "
-    "I. Sutskever, G. Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012, section 3.3.",
+    doc="Local response normalization across channels: ``Y = X scale^-beta`` with ``scale = bias + alpha / "
+    "size * sum X^2``, "
+    "the sum over the window of `size` channels around each (channels outside count as 0). Source: A. "
+    "Krizhevsky, "
+    "I. Sutskever, G. Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012, "
+    "section 3.3.",
 )
 register(
     "LRNGradient",
@@ -82,14 +89,19 @@ register(
     check=_check_lrn,
     infer=_infer_lrn_gradient,
     flops=_lrn_flops,
-    doc="Gradient of LRN: ``dX = dY scale^-beta - 2 alpha beta / size * X * sum (dY Y / scale)`` over the same window.",
+    doc="Gradient of LRN: ``dX = dY scale^-beta - 2 alpha beta / size * X * sum (dY Y / scale)`` over the "
+    "same window.",
 )
 
 
 _BN_ARGS = [
     Bool("is_test", False, "normalize with the running statistics and leave them alone"),
     Float("epsilon", 1e-5, "added to the variance"),
-    Float("momentum", 0.9, "part of the running statistics that is kept: running = momentum * running + (1 - momentum) * batch"),
+    Float(
+        "momentum",
+        0.9,
+        "part of the running statistics that is kept: running = momentum * running + (1 - momentum) * batch",
+    ),
     Int("num_batches", 1, "batches of this size whose sums are summed in the optional inputs"),
     _ORDER,
 ]
@@ -97,7 +109,9 @@ _BN_ARGS = [
 
 def _channels(op: Operator, x: TensorSpec) -> int:
     if x.rank < 2:
-        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)")
+        raise ShapeError(
+            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)"
+        )
     return x.shape[1] if op.args.order == "NCHW" else x.shape[-1]
 
 
@@ -110,14 +124,18 @@ def _want_parameters(op: Operator, inputs: Sequence[TensorSpec], *indices: int) 
     # Half precision data comes with parameters in single precision, as in cuDNN.
     if parameter.dtype != x.dtype and not (x.dtype == "float16" and parameter.dtype == "float32"):
         wanted = "float16 or float32" if x.dtype == "float16" else x.dtype.name
-        raise DataTypeError(f"{describe(op, indices[0], parameter)} does not fit {describe(op, 0, x)}, wanted {wanted}")
+        raise DataTypeError(
+            f"{describe(op, indices[0], parameter)} does not fit {describe(op, 0, x)}, wanted {wanted}"
+        )
 
 
 def _check_bn(op: Operator) -> None:
     wanted = 1 if op.args.is_test else 5
     if len(op.outputs) != wanted:
         mode = "to test" if op.args.is_test else "to train"
-        raise SchemaError(f"has {len(op.outputs)} outputs with is_test={int(op.args.is_test)}, wanted {wanted} {mode}")
+        raise SchemaError(
+            f"has {len(op.outputs)} outputs with is_test={int(op.args.is_test)}, wanted {wanted} {mode}"
+        )
     _check_num_batches(op)
 
 
@@ -125,7 +143,10 @@ def _check_num_batches(op: Operator) -> None:
     if op.args.num_batches < 1:
         raise ArgumentError(f"argument 'num_batches' is {op.args.num_batches}, wanted at least 1")
     if op.args.num_batches > 1 and not op.args.is_test and len(op.inputs) != 7:
-        raise SchemaError(f"has {len(op.inputs)} inputs with num_batches={op.args.num_batches}, wanted 7 (the sums over all batches)")
+        raise SchemaError(
+            f"has {len(op.inputs)} inputs with num_batches={op.args.num_batches}, wanted 7 "
+            "(the sums over all batches)"
+        )
     if op.args.epsilon < 0:
         raise ArgumentError(f"argument 'epsilon' is {op.args.epsilon}, wanted 0 or more")
 
@@ -179,8 +200,10 @@ register(
     infer=_infer_bn,
     gradient=_bn_gradient,
     flops=flops_per_input(6),
-    doc="Batch normalization over all dimensions but the channels: ``Y = scale (X - mean) / sqrt(var + epsilon) + bias``, with the "
-    "(biased) variance of the batch in training and the running statistics at test. The running variance takes the unbiased one, "
+    doc="Batch normalization over all dimensions but the channels: ``Y = scale (X - mean) / sqrt(var + "
+    "epsilon) + bias``, with the "
+    "(biased) variance of the batch in training and the running statistics at test. The running variance "
+    "takes the unbiased one, "
     "var n / (n - 1). Source: S. Ioffe, C. Szegedy, Batch Normalization, ICML 2015.",
 )
 register(
@@ -191,7 +214,9 @@ register(
         Input("dY", "gradient of Y", FLOATS),
         Input("mean", "saved mean: C", FLOATS),
         Input("inv_std", "saved 1 / sqrt(var + epsilon): C", FLOATS),
-        Input("dscale_sum", "sum of the gradients of scale over num_batches batches: C", FLOATS, optional=True),
+        Input(
+            "dscale_sum", "sum of the gradients of scale over num_batches batches: C", FLOATS, optional=True
+        ),
         Input("dbias_sum", "sum of the gradients of bias over num_batches batches: C", FLOATS, optional=True),
     ],
     outputs=[
@@ -205,6 +230,7 @@ register(
     check=_check_num_batches,
     infer=_infer_bn_gradient,
     flops=flops_per_input(9),
-    doc="Gradients of SpatialBN in training, with ``n`` elements a channel and ``xhat = (X - mean) inv_std``: ``dbias = sum dY``, "
+    doc="Gradients of SpatialBN in training, with ``n`` elements a channel and ``xhat = (X - mean) "
+    "inv_std``: ``dbias = sum dY``, "
     "``dscale = sum dY xhat``, ``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``.",
 )

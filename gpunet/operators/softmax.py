@@ -66,10 +66,18 @@ def _check_loss_inputs(op: Operator, inputs: Sequence[TensorSpec]) -> None:
     examples, classes = as_matrix(x.shape, canonical_axis(op.args.axis, x.rank))
     if op.args.label_prob:
         want_same_type(op, inputs, 0, 1)
-        want_size(op, inputs, 1, examples * classes, f"a probability for each of {classes} classes and {examples} examples")
+        want_size(
+            op,
+            inputs,
+            1,
+            examples * classes,
+            f"a probability for each of {classes} classes and {examples} examples",
+        )
         return
     if label.dtype not in INDICES:
-        raise DataTypeError(f"{describe(op, 1, label)} holds no class numbers, wanted int32 or int64 (or label_prob=1)")
+        raise DataTypeError(
+            f"{describe(op, 1, label)} holds no class numbers, wanted int32 or int64 (or label_prob=1)"
+        )
     want_size(op, inputs, 1, examples, "one label an example")
 
 
@@ -107,7 +115,11 @@ register(
     "SoftmaxWithLoss",
     inputs=[
         Input("X", "scores: examples x classes", FLOATS),
-        Input("label", "class of each example (int32 or int64), or with label_prob the wanted probabilities, like X", FLOATS | INDICES),
+        Input(
+            "label",
+            "class of each example (int32 or int64), or with label_prob the wanted probabilities, like X",
+            FLOATS | INDICES,
+        ),
         Input("weight", "weight of each example", FLOATS, optional=True),
     ],
     outputs=[Output("P", "probabilities, like X"), Output("loss", "scalar")],
@@ -115,8 +127,10 @@ register(
     infer=_infer_loss,
     gradient=_loss_gradient,
     flops=flops_per_output(6),
-    doc="Softmax and cross-entropy loss: ``loss = scale * sum w_i l_i / sum w_i`` with ``l_i = -log P[i, label_i]``, or "
-    "``l_i = -sum_j label_ij log max(P_ij, 1e-20)`` with label_prob. The loss is 0 where the weights sum to 0.",
+    doc="Softmax and cross-entropy loss: ``loss = scale * sum w_i l_i / sum w_i`` with ``l_i = -log P[i, "
+    "label_i]``, or "
+    "``l_i = -sum_j label_ij log max(P_ij, 1e-20)`` with label_prob. The loss is 0 where the weights sum "
+    "to 0.",
 )
 register(
     "SoftmaxWithLossGradient",
@@ -131,5 +145,6 @@ register(
     args=_LOSS_ARGS,
     infer=_infer_loss_gradient,
     flops=flops_per_output(2),
-    doc="``dX = dloss * scale * w_i (P - label) / sum w_i``, where label is 1 at the class of the example, else 0.",
+    doc="``dX = dloss * scale * w_i (P - label) / sum w_i``, where label is 1 at the class of the example, "
+    "else 0.",
 )
