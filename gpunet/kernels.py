@@ -59,6 +59,10 @@ class KernelContext:
     seed: int = 0
     operator_id: int = 0
     scratch: tuple[Any, ...] = ()
+    #: The device and its stream, and the step in device memory (one uint64): for kernels of other devices than the CPU.
+    backend: Any = None
+    stream: Any = None
+    step_buffer: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Kernel:
 
 _kernels: dict[tuple[str, str, str], Kernel] = {}
 #: Import names of the packages that register the kernels of a device kind.
-_PROVIDERS: Final = {"cpu": "gpunet.cpu_fallback"}
+_PROVIDERS: Final = {"cpu": "gpunet.cpu_fallback", "cuda": "gpunet.cuda_kernels"}
 
 
 def kernel(

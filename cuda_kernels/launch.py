@@ -1,0 +1,103 @@
+"""Launches: arguments checked against the declared signature once, when a program is bound; then only put on the stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from gpunet.buffers import Buffer
+from gpunet.cuda_kernels.signature import Kernel, scalar
+from gpunet.errors import DataTypeError, DeviceError, KernelError
+from gpunet.kernels import KernelContext
+
+THREADS: Final = 256
+#: Enough blocks to fill any GPU of today several times; loops in the kernels do the rest.
+MAX_BLOCKS: Final = 65_535
+
+Grid = tuple[int, int]
+
+
+def elementwise(count: int, *, per_thread: int = 1) -> Grid:
+    """(blocks, threads) for a grid-stride loop over ``count`` elements."""
+    blocks = -(-count // (THREADS * per_thread))
+    return max(1, min(blocks, MAX_BLOCKS)), THREADS
+
+
+def rows(count: int, width: int) -> Grid:
+    """(blocks, threads) for kernels in which a block reduces a row of ``width`` elements and strides over ``count`` rows.
+
+    Threads are a power of two and a multiple of the warp, as the block reductions of include/gpunet.cuh want.
+    """
+    threads = 32
+    while threads < min(width, THREADS):
+        threads *= 2
+    return max(1, min(count, MAX_BLOCKS)), threads
+
+
+def prepare(
+    ctx: KernelContext, kernel: Kernel, types: tuple[np.dtype, ...], arguments: tuple[Any, ...], grid: Grid, *, shared: int = 0
+) -> Callable[[], None]:
+    """Checks ``arguments`` against the signature and returns the launch, ready to be repeated.
+
+    Args:
+        ctx: the context of the operator, with the device and the stream.
+        kernel: the declared kernel.
+        types: element types for its type parameters.
+        arguments: a :class:`Buffer` for each pointer (``None`` passes a null pointer), a number for each scalar.
+        grid: from :func:`elementwise` or :func:`rows`.
+        shared: bytes of dynamic shared memory.
+
+    Raises:
+        KernelError: another number of arguments, or a number where a buffer is wanted and the reverse.
+        DataTypeError: a buffer of another element type, or a combination that is not instantiated.
+        DeviceError: a buffer of another device.
+    """
+    name = kernel.function_name(*types)
+    if len(arguments) != len(kernel.parameters):
+        raise KernelError(f"kernel {name!r} got {len(arguments)} arguments, wanted {len(kernel.parameters)}")
+    backend = ctx.backend
+    values = []
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        if parameter.pointer:
+            values.append(ctypes.c_void_p(_address(name, parameter.name, argument, kernel.element_type(parameter, types), backend)))
+        elif isinstance(argument, (int, float, np.generic, bool)):
+            values.append(scalar(parameter.type, argument))
+        else:
+            raise KernelError(f"kernel {name!r}: argument {parameter.name!r} is {argument!r}, wanted a {parameter.type}")
+    params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    function = backend.function(kernel.module, name)
+    blocks, threads = (grid[0], 1, 1), (grid[1], 1, 1)
+    stream = ctx.stream
+
+    # The default keeps buffers and argument values alive as long as the launch is.
+    def launch(_keep: Any = (values, arguments)) -> None:
+        function.launch(blocks, threads, shared, params, stream)
+
+    return launch
+
+
+def _address(kernel: str, name: str, argument: Any, wanted: np.dtype, backend: Any) -> int | None:
+    if argument is None:
+        return None
+    if not isinstance(argument, Buffer):
+        raise KernelError(f"kernel {kernel!r}: argument {name!r} is {type(argument).__name__}, wanted a buffer")
+    if argument.dtype != wanted:
+        raise DataTypeError(f"kernel {kernel!r}: argument {name!r} holds {argument.dtype}, wanted {wanted}")
+    if argument.backend is not backend:
+        raise DeviceError(f"kernel {kernel!r}: argument {name!r} is on {argument.backend.device}, wanted {backend.device}")
+    return argument.pointer
+
+
+def in_order(*launches: Callable[[], None]) -> Callable[[], None]:
+    """Several launches as one."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run
