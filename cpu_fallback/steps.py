@@ -61,9 +61,9 @@ def copy_step(source: Array, target: Array) -> Step | None:
 def keep_step(mask: Array, source: Array, target: Array) -> Step:
     """A step that writes ``source`` where ``mask`` holds and 0 elsewhere. It uses up the mask.
 
-    It selects bit patterns (a number AND all ones or all zeros) instead of multiplying by 0 or 1, so infinities
-    and NaN that are masked out leave no trace. NumPy's ``where`` would do the same, but branches at each element
-    and takes many times as long on a random mask. ``target`` may be ``source``.
+    It selects bit patterns (a number AND all ones or all zeros) instead of multiplying by 0 or 1, so that
+    infinities and NaN that are masked out leave no trace. NumPy's ``where`` does the same, but branches at
+    each element and takes many times as long on a random mask. ``target`` may be ``source``.
     """
     word = np.dtype(f"i{source.itemsize}")
     flags, bits, result = mask.view(np.int8), source.view(word), target.view(word)

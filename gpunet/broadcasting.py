@@ -1,8 +1,8 @@
 """How the second operand of an elementwise operator lines up with the first.
 
 Two rules live side by side. By default shapes broadcast as in NumPy. With ``broadcast=1`` Caffe2's older rule
-holds: the result has the shape of A, B covers a run of A's dimensions that begins at ``axis`` (by default the last
-ones), and leading and trailing dimensions of 1 in B match anything.
+holds: the result has the shape of A, B covers a run of A's dimensions that begins at ``axis`` (by default the
+last ones), and leading and trailing dimensions of 1 in B match anything.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _total(
         infer=_infer_scalar,
         gradient=gradient,
         flops=flops_per_input(flops),
-        doc=f"``Y = {formula}`` over all elements{', or the mean' if types == FLOATS else ''}; 0 without elements.",
+        doc=f"``Y = {formula}`` over all elements{' or their mean' if types == FLOATS else ''}.",
     )
 
 
