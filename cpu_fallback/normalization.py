@@ -10,6 +10,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.precision import Array, Arrays, widened
+from gpunet.cpu_fallback.threads import split
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
@@ -67,10 +68,9 @@ def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     np.subtract(outputs[0], scale, out=outputs[0])
 
 
-# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the
-# channels are last or each has one pixel only. A sum over a channel is made in two steps: over the pixels of
-# an image in the type of the data, with a routine that keeps many partial sums and reads memory once, then
-# over the images in float64.
+# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the channels
+# are last. A sum over a channel is made in two steps: over the pixels of an image in the type of the data, then over
+# the images in float64.
 
 
 def _fold(array: Array, order: str) -> Array:
@@ -86,37 +86,44 @@ def _channels_last(array: Array, order: str) -> bool:
     return order == "NHWC" or array.ndim == 2
 
 
-def _sums(x: Array, last: bool) -> Array:
-    """Sum of each channel, float64."""
-    pixels = np.ones(x.shape[1 if last else 2], x.dtype)
-    each = np.matmul(pixels, x) if last else np.matmul(x, pixels)
-    total: Array = np.add.reduce(each, axis=0, dtype=np.float64)
-    return total
+def _item_bytes(x: Array) -> int:
+    return x.nbytes // max(1, len(x))
 
 
-def _products(x: Array, y: Array, last: bool) -> Array:
-    """Sum of ``x * y`` of each channel, float64."""
-    each = np.einsum("npc,npc->nc" if last else "ncp,ncp->nc", x, y)
-    total: Array = np.add.reduce(each, axis=0, dtype=np.float64)
-    return total
+def _sums(a: Array, b: Array, last: bool) -> tuple[Array, Array]:
+    """Sums of ``a`` and of ``a * b`` over each channel, float64."""
+    layout = "npc" if last else "ncp"
+    single, double = f"{layout}->nc", f"{layout},{layout}->nc"
+    each = np.empty((2, len(a), a.shape[2 if last else 1]), a.dtype)
+
+    def work(begin: int, end: int) -> None:
+        part = a[begin:end]
+        np.einsum(single, part, out=each[0, begin:end])
+        np.einsum(double, part, b[begin:end], out=each[1, begin:end])
+
+    split(len(a), _item_bytes(a), work)
+    total = np.add.reduce(each, axis=1, dtype=np.float64)
+    return total[0], total[1]
 
 
 def _moments(x: Array, last: bool) -> tuple[Array, Array]:
     """Mean and (biased) variance of each channel."""
     count = x.size // x.shape[2 if last else 1]
-    mean = _sums(x, last) / count
-    variance = _products(x, x, last) / count - mean * mean
+    sums, squares = _sums(x, x, last)
+    mean = sums / count
+    variance = squares / count - mean * mean
     if np.any(variance < 1e-2 * mean * mean):
         # The difference has lost digits: once more, about the mean.
         centered = np.subtract(x, _spread(mean, x, last))
-        variance = _products(centered, centered, last) / count
+        variance = _sums(centered, centered, last)[1] / count
     return mean, variance
 
 
 def _spread(values: Array, x: Array, last: bool) -> Array:
-    """Values of the channels, in the type of ``x`` and ready to broadcast against it."""
+    """Values of the channels in the type of ``x``, ready to broadcast against its images."""
     values = values.astype(x.dtype, copy=False)
-    return values if last else values[:, None]
+    # Repeated for each pixel, so that NumPy's inner loop runs over an image and not over the channels of a pixel.
+    return np.tile(values, (x.shape[1], 1)) if last else values[:, None]
 
 
 @kernel("SpatialBN")
@@ -145,11 +152,17 @@ def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCont
         outputs[3][...] = mean
         outputs[4][...] = inv_std
     factor = scale * inv_std
-    if y.dtype == x.dtype:
-        np.multiply(x, _spread(factor, x, last), out=y)
-        np.add(y, _spread(bias - mean * factor, x, last), out=y)
-    else:
-        y[...] = x * _spread(factor, x, last) + _spread(bias - mean * factor, x, last)
+    factors, offsets = _spread(factor, x, last), _spread(bias - mean * factor, x, last)
+    work = y if y.dtype == x.dtype else np.empty_like(x)
+
+    def normalize(begin: int, end: int) -> None:
+        part = work[begin:end]
+        np.multiply(x[begin:end], factors, out=part)
+        np.add(part, offsets, out=part)
+
+    split(len(x), _item_bytes(x), normalize)
+    if work is not y:
+        y[...] = work
 
 
 @kernel("SpatialBNGradient")
@@ -163,8 +176,8 @@ def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: K
         outputs[1][...] = outputs[2][...] = 0
         return
     if args.num_batches == 1:
-        dbias = _sums(dy, last)
-        dscale = (_products(dy, x, last) - mean * dbias) * inv_std
+        dbias, products = _sums(dy, x, last)
+        dscale = (products - mean * dbias) * inv_std
     else:
         dscale, dbias = (inputs[i].astype(np.float64) / args.num_batches for i in (5, 6))
     outputs[1][...] = dscale
@@ -173,10 +186,17 @@ def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: K
     count = x.size // scale.size
     slope = -dscale * inv_std / count
     offset = -slope * mean - dbias / count
+    slopes, offsets = _spread(slope, x, last), _spread(offset, x, last)
+    factors = _spread(scale * inv_std, x, last)
     work = dx if dx.dtype == x.dtype else np.empty_like(x)
-    np.multiply(x, _spread(slope, x, last), out=work)
-    np.add(work, dy, out=work)
-    np.add(work, _spread(offset, x, last), out=work)
-    np.multiply(work, _spread(scale * inv_std, x, last), out=work)
+
+    def combine(begin: int, end: int) -> None:
+        part = work[begin:end]
+        np.multiply(x[begin:end], slopes, out=part)
+        np.add(part, dy[begin:end], out=part)
+        np.add(part, offsets, out=part)
+        np.multiply(part, factors, out=part)
+
+    split(len(x), _item_bytes(x), combine)
     if work is not dx:
         dx[...] = work

@@ -126,7 +126,8 @@ def _register(
             shape_check(shape)
         if hasattr(op.args, "values"):
             check_values(op, shape)
-        return [TensorSpec(shape, fill_dtype(op))]
+        typed = op.type == "ConstantFill" and op.args.input_as_type and bool(inputs)
+        return [TensorSpec(shape, inputs[0].dtype if typed else fill_dtype(op))]
 
     register(
         type,
@@ -188,7 +189,11 @@ _FIXED_TYPES: Final = {
 _register(
     "ConstantFill",
     "Every element is ``value``, or the single element of the second input.",
-    args=[Scalar("value", 0, "the value"), _VALUE_TYPE],
+    args=[
+        Scalar("value", 0, "the value"),
+        _VALUE_TYPE,
+        Bool("input_as_type", False, "take the element type of the first input too, not only its shape"),
+    ],
     extra_inputs=[
         Input("value", "a tensor with one element, of the type of the output", ANY_TENSOR, optional=True)
     ],

@@ -118,7 +118,7 @@ def _split_gradient(g: GradientBuilder) -> list[OperatorDef]:
         else:
             # A part that nothing reads: its gradient is 0.
             zero = f"_{g.output(o)}_grad_zero"
-            made.append(g.make("ConstantFill", [g.output(o)], [zero], value=0.0))
+            made.append(g.make("ConstantFill", [g.output(o)], [zero], value=0.0, input_as_type=1))
             grads.append(zero)
     dx = g.input_grad(0)
     return [*made, g.make("Concat", grads, [dx, f"_{dx}_dims"])]
