@@ -8,7 +8,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.precision import Arrays
-from gpunet.cpu_fallback.steps import Step, in_turn, input_scratch, keep_step, mask_scratch
+from gpunet.cpu_fallback.steps import Step, constant, in_turn, input_scratch, keep_step, mask_scratch
 from gpunet.kernels import KernelContext, kernel
 
 
@@ -16,7 +16,7 @@ from gpunet.kernels import KernelContext, kernel
 def relu(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = max(X, 0)``."""
     x = inputs[0]
-    return partial(np.maximum, x, x.dtype.type(0), out=outputs[0])
+    return partial(np.maximum, x, constant(0, x), out=outputs[0])
 
 
 @kernel("ReluGradient", binds=True, scratch=mask_scratch)
@@ -24,7 +24,7 @@ def relu_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
     """``dX = dY where Y > 0, else 0``."""
     y, dy = inputs
     (mask,) = ctx.scratch
-    return in_turn(partial(np.greater, y, y.dtype.type(0), mask), keep_step(mask, dy, outputs[0]))
+    return in_turn(partial(np.greater, y, constant(0, y), mask), keep_step(mask, dy, outputs[0]))
 
 
 @kernel("Sigmoid", binds=True)
@@ -34,7 +34,7 @@ def sigmoid(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext
     return in_turn(
         partial(np.negative, x, y),
         partial(np.exp, y, y),
-        partial(np.add, y, y.dtype.type(1), y),
+        partial(np.add, y, constant(1, y), y),
         partial(np.reciprocal, y, y),
     )
 
@@ -45,7 +45,7 @@ def sigmoid_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kern
     y, dy = inputs
     (slope,) = ctx.scratch
     return in_turn(
-        partial(np.subtract, y.dtype.type(1), y, slope),
+        partial(np.subtract, constant(1, y), y, slope),
         partial(np.multiply, slope, y, slope),
         partial(np.multiply, slope, dy, outputs[0]),
     )
@@ -64,6 +64,6 @@ def tanh_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
     (slope,) = ctx.scratch
     return in_turn(
         partial(np.square, y, slope),
-        partial(np.subtract, y.dtype.type(1), slope, slope),
+        partial(np.subtract, constant(1, y), slope, slope),
         partial(np.multiply, slope, dy, outputs[0]),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.broadcasting import align, legacy_shape
 from gpunet.cpu_fallback.precision import Array, Arrays
-from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, is_same
+from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, is_same, wide_constant
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -165,5 +165,4 @@ def power(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
     function = _POWERS.get(args.exponent)
     if function is not None:
         return partial(function, x, outputs[0])
-    wide = np.float64 if x.dtype == np.float64 else np.float32
-    return partial(np.power, x, wide(args.exponent), outputs[0])
+    return partial(np.power, x, wide_constant(args.exponent, x), outputs[0])

@@ -27,6 +27,16 @@ def input_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
     return [inputs[0]]
 
 
+def constant(value: float, like: Array) -> Array:
+    """A number of the type of ``like``, as an array of no dimensions: NumPy reads it faster than a scalar."""
+    return np.array(value, like.dtype)
+
+
+def wide_constant(value: float, like: Array) -> Array:
+    """The same for arithmetic that runs in float32 where ``like`` is float16."""
+    return np.array(value, np.float32 if like.dtype == np.float16 else like.dtype)
+
+
 def in_turn(*steps: Step | None) -> Step:
     """One step that runs the given ones, leaving out those that are ``None``."""
     chosen = [step for step in steps if step is not None]

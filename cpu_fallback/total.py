@@ -8,12 +8,12 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.precision import Array, Arrays, widened
-from gpunet.cpu_fallback.steps import Step, in_turn
+from gpunet.cpu_fallback.steps import Step, constant, in_turn, wide_constant
 from gpunet.kernels import KernelContext, kernel
 
 
 def _averaged(step: Step, y: Array, args: Arguments, count: int) -> Step:
-    return in_turn(step, partial(np.divide, y, y.dtype.type(count), y) if args.average and count else None)
+    return in_turn(step, partial(np.divide, y, constant(count, y), y) if args.average and count else None)
 
 
 @kernel("SumElements", binds=True)
@@ -51,6 +51,5 @@ def sum_elements_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx:
     (dx,) = outputs
     value = dy.reshape(())
     if args.average and x.size:
-        count = (np.float64 if x.dtype == np.float64 else np.float32)(x.size)
-        return partial(np.divide, value, count, dx)
+        return partial(np.divide, value, wide_constant(x.size, x), dx)
     return partial(np.copyto, dx, value)

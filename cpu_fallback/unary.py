@@ -8,7 +8,16 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.precision import Array, Arrays
-from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, keep_step, mask_scratch
+from gpunet.cpu_fallback.steps import (
+    Specs,
+    Step,
+    constant,
+    copy_step,
+    in_turn,
+    keep_step,
+    mask_scratch,
+    wide_constant,
+)
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 
@@ -30,12 +39,6 @@ for _type, _function in (
     ("Negative", np.negative),
 ):
     _ufunc_kernel(_type, _function)
-
-
-def _number(value: float, like: Array) -> np.generic:
-    """A constant for arithmetic with ``like``: of its type, or float32 where that is float16."""
-    result: np.generic = (np.float64 if like.dtype == np.float64 else np.float32)(value)
-    return result
 
 
 @kernel("Sign", binds=True)
@@ -60,7 +63,7 @@ def negate_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kerne
 @kernel("Scale", binds=True)
 def scale(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = scale X``."""
-    return partial(np.multiply, inputs[0], _number(args.scale, inputs[0]), outputs[0])
+    return partial(np.multiply, inputs[0], wide_constant(args.scale, inputs[0]), outputs[0])
 
 
 @kernel("Clip", binds=True)
@@ -71,12 +74,12 @@ def clip(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
     return in_turn(partial(np.maximum, x, low, out=y), partial(np.minimum, y, high, out=y))
 
 
-def _limits(args: Arguments, like: Array) -> tuple[np.generic, np.generic]:
+def _limits(args: Arguments, like: Array) -> tuple[Array, Array]:
     """The limits in the type of the data; its own lowest and largest number by default."""
     info = np.finfo(like.dtype)
     with np.errstate(over="ignore"):  # a limit out of float16's range is an infinity
-        low = like.dtype.type(info.min if args.min is None else args.min)
-        high = like.dtype.type(info.max if args.max is None else args.max)
+        low = constant(info.min if args.min is None else args.min, like)
+        high = constant(info.max if args.max is None else args.max, like)
     return low, high
 
 
@@ -105,8 +108,8 @@ def abs_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     (dx,) = outputs
     (mask,) = ctx.scratch
     return in_turn(
-        partial(np.copysign, dx.dtype.type(1), x, dx),
+        partial(np.copysign, constant(1, dx), x, dx),
         partial(np.multiply, dx, dy, dx),
-        partial(np.not_equal, x, dx.dtype.type(0), mask),
+        partial(np.not_equal, x, constant(0, dx), mask),
         keep_step(mask, dx, dx),
     )

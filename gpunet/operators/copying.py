@@ -134,8 +134,8 @@ register(
     ],
     infer=_infer_cast,
     gradient=_cast_gradient,
-    doc="Converts the element type. Fractions are cut off, whole numbers wrap around, any number but 0 is true, "
-    "floats become text with six decimals.",
+    doc="Converts the element type. Fractions are cut off, whole numbers wrap around, any number but 0 is "
+    "true, floats become text with six decimals.",
 )
 
 
