@@ -254,7 +254,7 @@ class DynamicSegment(Segment):
         super().__init__()
         self._workspace = program.workspace
         self._op = program.operators[index]
-        self._function = program.kernels[index].function
+        self._kernel = program.kernels[index]
         self._context = program._contexts[index]
 
     def bind(self) -> None:
@@ -265,7 +265,9 @@ class DynamicSegment(Segment):
         inputs = tuple(_read(workspace, op, i) for i in range(len(op.inputs)))
         op.infer([workspace.spec(name) for name in op.inputs])
         try:
-            values = self._function(inputs, (), op.args, self._context)
+            values = self._kernel.function(inputs, (), op.args, self._context)
+            if self._kernel.binds:
+                values = values()
         except Exception as error:
             _blame(error, op)
         for name, value in zip(op.outputs, values):
