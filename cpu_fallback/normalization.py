@@ -68,9 +68,9 @@ def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     np.subtract(outputs[0], scale, out=outputs[0])
 
 
-# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the channels
-# are last. A sum over a channel is made in two steps: over the pixels of an image in the type of the data, then over
-# the images in float64.
+# Batch normalization sees its data as (images, channels, pixels), or as (images, pixels, channels) where the
+# channels are last. A sum over a channel is made in two steps: over the pixels of an image in the type of the
+# data, then over the images in float64.
 
 
 def _fold(array: Array, order: str) -> Array:
@@ -122,7 +122,8 @@ def _moments(x: Array, last: bool) -> tuple[Array, Array]:
 def _spread(values: Array, x: Array, last: bool) -> Array:
     """Values of the channels in the type of ``x``, ready to broadcast against its images."""
     values = values.astype(x.dtype, copy=False)
-    # Repeated for each pixel, so that NumPy's inner loop runs over an image and not over the channels of a pixel.
+    # Repeated for each pixel, so that NumPy's inner loop runs over an image, not over the channels of a
+    # pixel.
     return np.tile(values, (x.shape[1], 1)) if last else values[:, None]
 
 
