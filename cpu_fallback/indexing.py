@@ -19,8 +19,10 @@ Arrays = tuple[Array, ...]
 
 def check_indices(indices: Array, size: int, *, wrap: bool = False, name: str = "indices") -> None:
     """Raises :class:`KernelError` with the first index outside 0..size-1 (with ``wrap``, -size..size-1)."""
+    if not indices.size:
+        return
     lowest = -size if wrap else 0
-    if indices.size and not (lowest <= indices.min() and indices.max() < size):
+    if np.minimum.reduce(indices, None) < lowest or np.maximum.reduce(indices, None) >= size:
         bad = np.flatnonzero((indices < lowest) | (indices >= size))[0]
         place = tuple(int(i) for i in np.unravel_index(bad, indices.shape))
         allowed = f"{lowest} to {size - 1}" if size else "none: the dimension is empty"
@@ -101,9 +103,24 @@ def _top_k(x: Array, k: int) -> Array:
     if k == 1 and n:
         best: Array = x.argmax(-1, keepdims=True)
         return best
+    if 4 * k >= n:
+        return _descending(x)[..., :k]
+    # Few of many: pick them unsorted, then sort them. Which of several equal ones are picked is open, so
+    # where the smallest picked one has an equal left behind, sort all.
+    picked = np.argpartition(x, n - k, axis=-1)[..., n - k :]
+    picked.sort(axis=-1)
+    values = np.take_along_axis(x, picked, -1)
+    if np.any(np.count_nonzero(x >= values.min(-1, keepdims=True), -1) != k):
+        return _descending(x)[..., :k]
+    found: Array = np.take_along_axis(picked, _descending(values), -1)
+    return found
+
+
+def _descending(x: Array) -> Array:
+    """Indices that sort the last dimension, largest first, equal ones in order."""
     # Ascending and stable, on the reversed data: read backwards, it is descending with ties in order.
-    order: Array = np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
-    order = n - 1 - order
+    order: Array = np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    order = x.shape[-1] - 1 - order
     return order
 
 

@@ -32,9 +32,21 @@ def concat(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext)
     return run
 
 
-@kernel("Split", "DepthSplit")
-def split(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> list[Array] | None:
+@kernel("Split", "DepthSplit", binds=True)
+def split(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], Any]:
     """Parts of the input along a dimension."""
+    if not outputs:
+        return lambda: [np.array(part, order="C") for part in _parts(inputs, args, ctx)]
+    pairs = list(zip(outputs, _parts(inputs, args, ctx), strict=True))
+
+    def run() -> None:
+        for y, part in pairs:
+            np.copyto(y, part)
+
+    return run
+
+
+def _parts(inputs: Arrays, args: Arguments, ctx: KernelContext) -> list[Array]:
     x = inputs[0]
     axis = join_axis(ctx.op, x.ndim)
     sizes = split_sizes(ctx.op, x.shape[axis], inputs[1].reshape(-1).tolist() if len(inputs) == 2 else None)
@@ -44,11 +56,7 @@ def split(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
     for size in sizes:
         parts.append(x[(*before, start if args.add_axis else slice(start, start + size))])
         start += size
-    if not outputs:
-        return [np.array(part, order="C") for part in parts]
-    for part, y in zip(parts, outputs, strict=True):
-        np.copyto(y, part)
-    return None
+    return parts
 
 
 def _ranges(inputs: Arrays, args: Arguments) -> tuple[slice, ...]:
@@ -57,14 +65,13 @@ def _ranges(inputs: Arrays, args: Arguments) -> tuple[slice, ...]:
     return slice_ranges(inputs[0].shape, args.starts, args.ends)
 
 
-@kernel("Slice")
-def slice_(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Arrays | None:
+@kernel("Slice", binds=True)
+def slice_(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], Any]:
     """A range in each dimension."""
-    part = inputs[0][_ranges(inputs, args)]
     if not outputs:
-        return (np.array(part, order="C"),)
-    np.copyto(outputs[0], part)
-    return None
+        return lambda: (np.array(inputs[0][_ranges(inputs, args)], order="C"),)
+    y, part = outputs[0], inputs[0][_ranges(inputs, args)]
+    return lambda: np.copyto(y, part)
 
 
 @kernel("SliceGradient")

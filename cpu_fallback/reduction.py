@@ -162,7 +162,7 @@ def reduce_front_back(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     else:
         total = np.add.reduce(x, 0, wide)
     if ctx.op.type.endswith("Mean"):
-        total /= np.maximum(count, 1)
+        total /= np.maximum(count, 1) if len(inputs) == 2 else max(count, 1)
     y[...] = total.reshape(y.shape)
 
 

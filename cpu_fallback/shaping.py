@@ -16,39 +16,49 @@ Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 
 
-def _in_place(x: Array, y: Array) -> bool:
-    """Whether ``y`` is a view of all of ``x``."""
-    return bool(x.__array_interface__["data"][0] == y.__array_interface__["data"][0])
+def _nothing() -> None:
+    """What is left to do where the output is the input's memory in another shape."""
 
 
-def copy_elements(x: Array, y: Array) -> None:
+def _copy_elements(x: Array, y: Array) -> Callable[[], None]:
     """Copies the elements of ``x``, in row-major order, to ``y``, unless they share memory."""
-    if _in_place(x, y):
-        return
+    if x.__array_interface__["data"][0] == y.__array_interface__["data"][0]:
+        return _nothing
     if y.flags.c_contiguous:
-        np.copyto(y.reshape(x.shape), x)
-    else:
-        np.copyto(y, x.reshape(y.shape))
+        view = y.reshape(x.shape)
+        return lambda: np.copyto(view, x)
+    return lambda: np.copyto(y, x.reshape(y.shape))
 
 
-@kernel("Reshape")
-def reshape(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Arrays | None:
+@kernel("Reshape", binds=True)
+def reshape(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], Any]:
     """The same elements in another shape, and the old shape."""
     x = inputs[0]
-    if outputs:
-        copy_elements(x, outputs[0])
-        outputs[1][...] = x.shape
-        return None
-    shape = resolve_shape(x.shape, tuple(inputs[1].tolist()))
+    if not outputs:
+        return lambda: _reshape_by_input(inputs, ctx)
+    copy, old_shape, dims = _copy_elements(x, outputs[0]), outputs[1], x.shape
+
+    def run() -> None:
+        copy()
+        old_shape[...] = dims
+
+    return run
+
+
+def _reshape_by_input(inputs: Arrays, ctx: KernelContext) -> Arrays:
+    x, new_shape = inputs
+    shape = resolve_shape(x.shape, tuple(new_shape.tolist()))
     in_place = ctx.op.inputs[0] == ctx.op.outputs[0]
     y = x.reshape(shape) if in_place else np.array(x, order="C").reshape(shape)
     return y, np.array(x.shape, np.int64)
 
 
-@kernel("Flatten", "FlattenToVec", "ResizeLike", "Squeeze", "ExpandDims", "PrependDim", "MergeDim")
-def same_elements(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+@kernel(
+    "Flatten", "FlattenToVec", "ResizeLike", "Squeeze", "ExpandDims", "PrependDim", "MergeDim", binds=True
+)
+def same_elements(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
     """The same elements in the shape of the output."""
-    copy_elements(inputs[0], outputs[0])
+    return _copy_elements(inputs[0], outputs[0])
 
 
 @kernel("Transpose", "NCHW2NHWC", "NHWC2NCHW", binds=True)

@@ -147,6 +147,16 @@ CASES = [
     OpCase("TopK", [distinct(2, 3)], {"k": 5}, outputs=3, reference=largest(5, flat=True), id="too_few"),
     OpCase("TopK", [TIES], {"k": 3}, outputs=3, reference=largest(3, flat=True), gradient=(), id="ties"),
     OpCase("TopK", [TIES], {"k": 1}, outputs=3, reference=largest(1, flat=True), gradient=(), id="ties"),
+    OpCase("TopK", [distinct(3, 40)], {"k": 4}, outputs=3, reference=largest(4, flat=True)),
+    OpCase(
+        "TopK",
+        [rng.integers(0, 12, (3, 40)).astype(np.int32)],
+        {"k": 4},
+        outputs=3,
+        reference=largest(4, flat=True),
+        gradient=(),
+        id="many_ties",
+    ),
     OpCase("TopK", [distinct(2, 6), i64(4)], outputs=3, reference=largest(4, flat=True)),
     OpCase(
         "TopK",
