@@ -1,0 +1,98 @@
+"""The command line. Each command is a module here, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from typing import Any, Final
+
+import click
+
+from gpunet._version import __version__
+
+#: Modules of the commands, by name, and what ``gpunet --help`` says of them without importing them.
+COMMANDS: Final = {
+    "train": "Train a model on images.",
+    "predict": "Classify images with a saved model.",
+    "info": "Describe a saved model: operators, parameters, operations, memory.",
+    "devices": "Tell which devices there are, and what is missing for others.",
+    "ops": "Describe the operators that nets may have.",
+}
+
+
+class Commands(click.Group):
+    """Finds commands by name, and turns errors that users can mend into one line and exit status 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help page."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported; ``None`` if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"gpunet.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        from gpunet.errors import GpunetError
+
+        debug = ctx.ensure_object(dict)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            click.secho("interrupted", fg="yellow", err=True)
+            ctx.exit(130)
+        except (GpunetError, OSError, MemoryError) as error:
+            if debug.get("debug"):
+                traceback.print_exc()
+            click.secho(f"error: {_message(error)}", fg="red", err=True)
+            # How training was interrupted is in its exit status.
+            ctx.exit(getattr(error, "exit_code", 1))
+
+
+class Command(click.Command):
+    """A command that takes ``--debug`` like the group does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_debug_option())
+
+
+def _debug_option() -> click.Option:
+    def remember(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(dict)["debug"] = True
+
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, callback=remember, help="Show where an error happened."
+    )
+
+
+def _message(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError):
+        text = f"not enough memory ({error})" if str(error) else "not enough memory"
+    else:
+        text = str(error)
+    return " ".join(text.split())
+
+
+@click.group(
+    cls=Commands,
+    params=[_debug_option()],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="gpunet")
+def main() -> None:
+    """Run and train neural networks that are written as Caffe2 writes them."""

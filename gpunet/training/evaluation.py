@@ -1,0 +1,72 @@
+"""Accuracy and loss of a model on held-out samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpunet.errors import ShapeError
+from gpunet.model import Model
+from gpunet.workspace import Workspace
+
+_SMALLEST_PROBABILITY = 1e-20
+
+
+@dataclass(frozen=True)
+class Score:
+    """``loss`` is the mean cross entropy, ``accuracy`` the share of ``samples`` whose most probable class is the label."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+class Evaluator:
+    """Runs a model's inference net, in the workspace where it is trained.
+
+    Args:
+        model: the model.
+        workspace: holds its parameters.
+        data: the input blob.
+        probabilities: the blob of probabilities, ``[N, classes]``.
+        batch_size: samples a run.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        workspace: Workspace,
+        *,
+        data: str = "data",
+        probabilities: str = "softmax",
+        batch_size: int = 256,
+    ) -> None:
+        self._workspace = workspace
+        self._data, self._probabilities, self._batch_size = data, probabilities, batch_size
+        self._net = workspace.create(model.predict_net(probabilities), overwrite=True)
+
+    def probabilities(self, images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The probabilities ``[N, classes]`` of images ``[N, C, H, W]``."""
+        parts = []
+        for start in range(0, len(images), self._batch_size):
+            self._workspace.feed(self._data, images[start : start + self._batch_size])
+            self._workspace.run(self._net)
+            parts.append(self._workspace.fetch(self._probabilities))
+        return np.concatenate(parts)
+
+    def score(self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int32]) -> Score:
+        """Loss and accuracy, each sample counted once.
+
+        Raises:
+            ShapeError: there are no samples, or not as many labels as images.
+        """
+        if len(images) != len(labels) or len(labels) == 0:
+            raise ShapeError(
+                f"{len(images)} images and {len(labels)} labels to evaluate, wanted equal numbers, not 0"
+            )
+        p = self.probabilities(images)
+        chosen = p[np.arange(len(labels)), labels].astype(np.float64)
+        loss = -np.log(np.maximum(chosen, _SMALLEST_PROBABILITY)).mean()
+        return Score(float(loss), float(np.mean(p.argmax(axis=1) == labels)), len(labels))

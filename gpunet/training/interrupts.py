@@ -1,0 +1,42 @@
+"""Signals that ask a program to end, held until a good moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While entered, the first SIGINT (Ctrl-C) or SIGTERM is kept in :attr:`caught`; a second one acts as if this did not exist.
+
+    Python handles signals in the main thread only; in another one this does nothing.
+    """
+
+    def __init__(self) -> None:
+        #: Number of the signal that came, or ``None``.
+        self.caught: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._catch) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self.caught = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            # A handler that was not set from Python reads as None and cannot be set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}

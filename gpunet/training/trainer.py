@@ -1,0 +1,218 @@
+"""The training loop: batches in, updates, held-out accuracy after each epoch, checkpoints, a clean end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpunet.data import Batches, DatasetError
+from gpunet.errors import CheckpointError
+from gpunet.model import Model
+from gpunet.training.checkpoint import Checkpoint, CheckpointFolder, RunState, check_fit, network_hash
+from gpunet.training.errors import TrainingError, TrainingInterruptedError
+from gpunet.training.evaluation import Evaluator
+from gpunet.training.history import Epoch, History, Step, StepLog
+from gpunet.training.interrupts import Interrupts
+from gpunet.workspace import Workspace
+
+
+class Reporter(Protocol):
+    """Shows how training goes on."""
+
+    def step(self, step: Step, total: int, samples: int) -> None:
+        """A step of ``samples`` samples was made, of ``total`` steps in the run."""
+
+    def epoch(self, epoch: Epoch, total: int) -> None:
+        """An epoch of ``total`` ended."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def step(self, step: Step, total: int, samples: int) -> None:
+        """Nothing."""
+
+    def epoch(self, epoch: Epoch, total: int) -> None:
+        """Nothing."""
+
+
+class Trainer:
+    """Trains a model whose gradients and updates are in place.
+
+    Making one runs the model's init net, so the parameters are then as the seed gives them; :meth:`restore` goes to where a checkpoint was.
+
+    Args:
+        model: has the inputs ``data`` and ``label`` and makes ``softmax``, ``loss`` and ``accuracy``.
+        workspace: where to train; holds the parameters afterwards.
+        batches: the training data; full batches (``wrap=True``) spare batch normalisation tiny last ones.
+        test: held-out images and labels.
+        epochs: passes over the data.
+        config: what checkpoints must agree in, beside the network and the seed.
+        notes: what checkpoints also hold, for whoever resumes the run.
+        checkpoints: where to save; ``None`` saves nothing.
+        checkpoint_every: steps from one checkpoint to the next; ``None`` saves after each epoch.
+
+    Raises:
+        TrainingError: a number of epochs or steps that makes no sense.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        workspace: Workspace,
+        batches: Batches,
+        test: tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]],
+        *,
+        epochs: int,
+        config: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Any] | None = None,
+        checkpoints: CheckpointFolder | None = None,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        samples = len(batches.labels)
+        if epochs < 1:
+            raise TrainingError(f"{epochs} epochs, wanted at least 1")
+        if batches.batch_size > samples:
+            raise TrainingError(f"batch size {batches.batch_size}, wanted at most the {samples} training samples")
+        if checkpoint_every is not None and checkpoint_every < 1:
+            raise TrainingError(f"a checkpoint every {checkpoint_every} steps, wanted at least 1")
+        self.model, self.workspace, self.epochs = model, workspace, epochs
+        self.history = History()
+        self._batches, self._test = batches, test
+        self._config, self._notes = dict(config or {}), dict(notes or {})
+        self._checkpoints, self._checkpoint_every = checkpoints, checkpoint_every
+        self._reporter: Reporter = Quiet()
+        workspace.run_once(model.init_net)
+        self._net = workspace.create(model.net, overwrite=True)
+        self._evaluator = Evaluator(model, workspace)
+        self._network = network_hash(model)
+        rates = [op.output[0] for op in model.net.proto.op if op.type == "LearningRate"]
+        self._rate = rates[0] if rates else None
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, those before it was resumed included."""
+        return steps_of(len(self._batches.labels), self._batches.batch_size, self.epochs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return len(self.history.epochs) >= self.epochs
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes to where the checkpoint was made.
+
+        Raises:
+            CheckpointError: it belongs to another run (the message says what differs); nothing is changed then.
+        """
+        check_fit(checkpoint, self._config, self.model, self.workspace)
+        state = checkpoint.state
+        try:
+            self._batches.restore(state.data)
+        except DatasetError as error:
+            raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
+        for name, value in checkpoint.blobs.items():
+            self.workspace.feed(name, value)
+        self.workspace.restore_steps(dict(state.random_steps))
+        self.history = state.history
+
+    def run(self, log: StepLog | None = None, reporter: Reporter | None = None) -> History:
+        """Trains until all epochs are done, and returns what was measured.
+
+        Args:
+            log: gets a line for each step.
+            reporter: shows progress.
+
+        Raises:
+            TrainingError: the loss is not finite any more.
+            TrainingInterruptedError: SIGINT or SIGTERM came; a checkpoint was written.
+        """
+        self._reporter = reporter or Quiet()
+        with Interrupts() as interrupts:
+            seconds, samples = 0.0, 0
+            while not self.finished:
+                start = time.perf_counter()
+                step, size = self._step()
+                seconds += time.perf_counter() - start
+                samples += size
+                if log is not None:
+                    log.write(step)
+                self._reporter.step(step, self.total_steps, size)
+                ended = self._batches.epoch >= step.epoch
+                if ended:
+                    self._end_epoch(step.epoch, samples / max(seconds, 1e-9))
+                    seconds, samples = 0.0, 0
+                if interrupts.caught is not None and not self.finished:
+                    self._stop(interrupts.caught)
+                if self._is_due(step.step, ended):
+                    self.save()
+        return self.history
+
+    def save(self) -> None:
+        """Writes a checkpoint, where there is a folder for them."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._state(), self.model, self.workspace)
+
+    def _step(self) -> tuple[Step, int]:
+        """One update, and the number of its samples."""
+        epoch, number = self._batches.epoch + 1, len(self.history.steps) + 1
+        images, labels = self._batches.next_batch()
+        workspace = self.workspace
+        workspace.feed("data", images)
+        workspace.feed("label", labels)
+        workspace.run(self._net)
+        # Some updates add their step, and have a negative rate.
+        rate = abs(self._number(self._rate)) if self._rate else math.nan
+        step = Step(number, epoch, self._number("loss"), self._number("accuracy"), rate)
+        if not math.isfinite(step.loss):
+            raise TrainingError(
+                f"the loss is {step.loss} at step {number} (epoch {epoch}) with learning rate {step.learning_rate:g}: training has "
+                "diverged, wanted a finite loss; try a smaller learning rate, or clipping the gradients"
+            )
+        self.history.steps.append(step)
+        return step, len(labels)
+
+    def _number(self, blob: str) -> float:
+        return float(self.workspace.fetch(blob).reshape(-1)[0])
+
+    def _end_epoch(self, epoch: int, speed: float) -> None:
+        score = self._evaluator.score(*self._test)
+        steps = self.history.steps_of(epoch)
+        loss, accuracy = (float(np.mean([getattr(s, what) for s in steps])) for what in ("loss", "accuracy"))
+        self.history.epochs.append(Epoch(epoch, loss, accuracy, score.loss, score.accuracy, speed))
+        self._reporter.epoch(self.history.epochs[-1], self.epochs)
+
+    def _is_due(self, step: int, epoch_ended: bool) -> bool:
+        if self._checkpoint_every is None:
+            return epoch_ended
+        return step % self._checkpoint_every == 0 or self.finished
+
+    def _stop(self, number: int) -> None:
+        self.save()
+        kept = f", saved in {self._checkpoints.path}" if self._checkpoints else ""
+        raise TrainingInterruptedError(
+            f"interrupted after step {len(self.history.steps)} of {self.total_steps}{kept}", number
+        )
+
+    def _state(self) -> RunState:
+        return RunState(
+            config=self._config,
+            network=self._network,
+            step=len(self.history.steps),
+            finished=self.finished,
+            seed=self.workspace.seed,
+            random_steps=self.workspace.steps(),
+            data=self._batches.state(),
+            history=self.history,
+            notes=self._notes,
+        )
+
+
+def steps_of(samples: int, batch_size: int, epochs: int) -> int:
+    """Steps in which batches that wrap around go ``epochs`` times through ``samples``: those that start before the end."""
+    return -(-samples * epochs // batch_size)
