@@ -8,6 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from gpunet.backends import backend
+from gpunet.buffers import Buffer
+from gpunet.devices import CPU, Device
 from gpunet.dtypes import NUMPY_TO_PROTO
 from gpunet.errors import DataTypeError
 from gpunet.proto import TensorProto
@@ -41,43 +44,73 @@ class _Empty:
 EMPTY: Final = _Empty()
 
 
-class Blob:
-    """A named slot of a workspace.
+class Slot:
+    """What a blob has in the memory of one device: an array on the host, a :class:`gpunet.buffers.Buffer` elsewhere."""
 
-    ``value`` is a NumPy array (a tensor; ``object`` arrays hold byte strings), ``bytes``, a :class:`QuantizedTensor`, any other object
-    (opaque), or ``EMPTY``. Only the workspace sets it, since programs hold on to the arrays.
+    __slots__ = ("_memory", "spec", "storage")
+
+    def __init__(self) -> None:
+        self.storage: Any = EMPTY
+        self.spec: BlobSpec | None = None
+        self._memory: Any = None
+
+    def set(self, storage: Any, spec: BlobSpec | None) -> None:
+        """Makes the slot hold this very storage."""
+        self.storage, self.spec = storage, spec
+
+    def allocate(self, spec: TensorSpec, device: Device, name: str) -> Any:
+        """Storage of this shape and type: the present one if it fits exactly, else a new view of the same memory if that is large enough.
+
+        So a net that alternates between batch sizes does not allocate.
+        """
+        if self.spec == spec:
+            return self.storage
+        if device == CPU:
+            self.set(self._host_array(spec), spec)
+        else:
+            self.set(self._device_buffer(spec, device, name), spec)
+        return self.storage
+
+    def _host_array(self, spec: TensorSpec) -> npt.NDArray[Any]:
+        if spec.dtype == object:
+            return np.full(spec.shape, b"", dtype=object)
+        if self._memory is None or self._memory.nbytes < spec.nbytes:
+            self._memory = aligned_bytes(spec.nbytes)
+        array: npt.NDArray[Any] = self._memory[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
+        return array
+
+    def _device_buffer(self, spec: TensorSpec, device: Device, name: str) -> Buffer:
+        if self._memory is None or self._memory.memory.nbytes < spec.nbytes:
+            self._memory = Buffer.empty(backend(device), spec, name)
+        return Buffer(self._memory.backend, self._memory.memory, spec.shape, spec.dtype, name=name)
+
+
+class Blob:
+    """A named value of a workspace, with a slot for each device that had it.
+
+    ``valid`` are the devices whose slot holds the present value; ``spec`` describes it. On the host the value may be an array (a tensor;
+    ``object`` arrays hold byte strings), ``bytes``, a :class:`QuantizedTensor`, or any other object (opaque). Only the workspace and its programs change
+    a blob, since programs hold on to the storage.
     """
 
-    __slots__ = ("_memory", "name", "spec", "value")
+    __slots__ = ("name", "slots", "spec", "valid")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.value: Any = EMPTY
         self.spec: BlobSpec | None = None
-        self._memory: npt.NDArray[np.uint8] | None = None
+        self.valid: frozenset[Device] = frozenset()
+        self.slots: dict[Device, Slot] = {}
 
-    def set(self, value: Any) -> None:
-        """Makes the blob hold ``value`` itself, not a copy."""
-        self.value = value
-        self.spec = spec_of(value)
+    def slot(self, device: Device) -> Slot:
+        """The slot of a device, made empty if there is none."""
+        found = self.slots.get(device)
+        if found is None:
+            found = self.slots[device] = Slot()
+        return found
 
-    def allocate(self, spec: TensorSpec) -> npt.NDArray[Any]:
-        """An array of this shape and type that the blob holds from now on.
-
-        The present array if it fits exactly; otherwise new shape on the same memory where that is large enough, so that
-        a net that alternates between batch sizes does not allocate.
-        """
-        if self.spec == spec:
-            array: npt.NDArray[Any] = self.value
-            return array
-        if spec.dtype == object:
-            self.value = np.full(spec.shape, b"", dtype=object)
-        else:
-            if self._memory is None or self._memory.nbytes < spec.nbytes:
-                self._memory = aligned_bytes(spec.nbytes)
-            self.value = self._memory[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-        self.spec = spec
-        return self.value  # type: ignore[no-any-return]
+    def commit(self, spec: BlobSpec | None, valid: frozenset[Device]) -> None:
+        """Declares where the present value is and what it looks like."""
+        self.spec, self.valid = spec, valid
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:

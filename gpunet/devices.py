@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunet.errors import DeviceError
-from gpunet.proto import PROTO_CPU, PROTO_CUDA, PROTO_HIP, DeviceOption
+from gpunet.proto import PROTO_CPU, PROTO_CUDA, PROTO_HIP, DeviceOption, OperatorDef
 
-#: Device types of definitions that are host memory here, whatever library computed on it there.
+#: Device types that mean a GPU; all others are host memory here, whatever library computed on it there.
 _ACCELERATORS: Final = frozenset([PROTO_CUDA, PROTO_HIP])
 
 
@@ -44,8 +44,14 @@ def parse_device(name: str | Device) -> Device:
     return Device(kind, int(number or 0))
 
 
-def requested_device(option: DeviceOption) -> Device | None:
-    """The device that a definition's option asks for; ``None`` where it leaves the choice to the workspace."""
+def requested_device(definition: OperatorDef) -> Device | None:
+    """The device that a definition asks for; ``None`` where it leaves the choice to the workspace.
+
+    A device option without a device type (one that only sets a random seed, say) asks for nothing.
+    """
+    option = definition.device_option
+    if not option.HasField("device_type"):
+        return None
     if option.device_type in _ACCELERATORS:
         return Device("cuda", option.device_id)
-    return None
+    return CPU

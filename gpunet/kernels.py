@@ -65,6 +65,10 @@ class KernelContext:
     step_buffer: Any = None
 
 
+#: Tells why a kernel cannot run an operator on inputs and outputs of these specs; ``None`` if it can.
+SupportFunction: TypeAlias = Callable[[Operator, Sequence[Any], Sequence[Any]], "str | None"]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A registered kernel."""
@@ -75,11 +79,13 @@ class Kernel:
     function: KernelFunction
     binds: bool
     scratch: ScratchFunction | None
+    against: SupportFunction | None
 
 
 _kernels: dict[tuple[str, str, str], Kernel] = {}
-#: Import names of the packages that register the kernels of a device kind.
+#: Import names of the packages that register the kernels of a device kind. The simulated device runs those of CUDA.
 _PROVIDERS: Final = {"cpu": "gpunet.cpu_fallback", "cuda": "gpunet.cuda_kernels"}
+_KERNEL_KIND: Final = {"cpu": "cpu", "cuda": "cuda", "sim": "cuda"}
 
 
 def kernel(
@@ -88,8 +94,12 @@ def kernel(
     engine: str = DEFAULT_ENGINE,
     binds: bool = False,
     scratch: ScratchFunction | None = None,
+    against: SupportFunction | None = None,
 ) -> Callable[[F], F]:
-    """Registers the decorated function as kernel of the operator ``types`` on ``device`` with ``engine``."""
+    """Registers the decorated function as kernel of the operator ``types`` on ``device`` with ``engine``.
+
+    ``against`` tells why it cannot run certain shapes, types or arguments; another engine, then the CPU, takes those.
+    """
 
     def decorate(function: F) -> F:
         for type in types:
@@ -98,7 +108,7 @@ def kernel(
                 raise SchemaError(
                     f"operator {type!r} already has a kernel on {device!r} with engine {engine!r}"
                 )
-            _kernels[key] = Kernel(type, device, engine, function, binds, scratch)
+            _kernels[key] = Kernel(type, device, engine, function, binds, scratch, against)
         return function
 
     return decorate
@@ -106,25 +116,55 @@ def kernel(
 
 def load(device: str) -> None:
     """Imports the kernels of a device kind, once."""
-    provider = _PROVIDERS.get(device)
+    provider = _PROVIDERS.get(_KERNEL_KIND.get(device, device))
     if provider is None:
         raise DeviceError(
-            f"no kernels are installed for devices of kind {device!r}, wanted one of {', '.join(_PROVIDERS)}"
+            f"no kernels are made for devices of kind {device!r}, wanted one of {', '.join(_KERNEL_KIND)}"
         )
     importlib.import_module(provider)
 
 
-def find(op: Operator, device: str) -> Kernel:
-    """The kernel for ``op`` on a device kind.
+def find(op: Operator, device: str, inputs: Sequence[Any] = (), outputs: Sequence[Any] = ()) -> Kernel:
+    """The kernel for ``op`` on a device kind, on inputs and outputs of these specs.
 
     The definition's ``engine`` may list several names with commas: they are tried left to right, then the default one. Raises
     :class:`DeviceError` when there is none.
     """
+    found, reason = _search(op, device, inputs, outputs)
+    if found is None:
+        raise DeviceError(f"cannot run on device kind {device!r}: {reason}")
+    return found
+
+
+def exists(op: Operator, *devices: str) -> bool:
+    """Whether any kernel for the operator's type is registered on one of the device kinds, for some shapes and types."""
+    kinds = set()
+    for device in devices:
+        load(device)
+        kinds.add(_KERNEL_KIND[device])
+    return any(type == op.type and kind in kinds for type, kind, _ in _kernels)
+
+
+def reason_against(op: Operator, device: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+    """Why no kernel on a device kind can run ``op`` on these specs; ``None`` if one can."""
+    return _search(op, device, inputs, outputs)[1]
+
+
+def _search(
+    op: Operator, device: str, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[Kernel, None] | tuple[None, str]:
     load(device)
-    for engine in [*filter(None, (e.strip() for e in op.definition.engine.split(","))), DEFAULT_ENGINE]:
-        found = _kernels.get((op.type, device, engine))
-        if found is not None:
-            return found
-    raise DeviceError(
-        f"there is no kernel on device {device!r}, wanted one registered with gpunet.kernels.kernel"
-    )
+    kind = _KERNEL_KIND[device]
+    if kind != "cpu" and any(not isinstance(s, TensorSpec) or s.dtype == object for s in [*inputs, *outputs]):
+        return None, "strings and opaque objects stay on the host"
+    reason = f"there is no kernel of {op.type} for it"
+    engines = [name for name in (e.strip() for e in op.definition.engine.split(",")) if name]
+    for engine in [*engines, DEFAULT_ENGINE]:
+        found = _kernels.get((op.type, kind, engine))
+        if found is None:
+            continue
+        against = None if found.against is None else found.against(op, inputs, outputs)
+        if against is None:
+            return found, None
+        reason = against
+    return None, reason

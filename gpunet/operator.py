@@ -44,6 +44,10 @@ class Operator:
         number = f" {self.index}" if self.net_name else ""
         return f"[{self.type}] op{number} {name!r}{place}"
 
+    def error(self, message: str) -> SchemaError:
+        """An error of this operator's declaration, located at this operator."""
+        return SchemaError(message).locate(self.where)
+
     @property
     def dynamic(self) -> bool:
         """Whether the shapes of the outputs depend on data."""

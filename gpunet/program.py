@@ -7,57 +7,46 @@ between those times, running it is walking a list.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from gpunet import philox
-from gpunet.blobs import ALIGNMENT, EMPTY, aligned_bytes
-from gpunet.devices import Device, requested_device
-from gpunet.errors import BlobError, GpunetError, KernelError, NetError
-from gpunet.kernels import Kernel, KernelContext, RunState, find
+from gpunet.backends import backend
+from gpunet.blobs import ALIGNMENT, EMPTY, Blob, aligned_bytes
+from gpunet.buffers import Buffer
+from gpunet.devices import CPU, Device
+from gpunet.errors import BlobError, DeviceError, GpunetError, KernelError, NetError
+from gpunet.graph import Graph, Node, Value, build
+from gpunet.kernels import Kernel, KernelContext, RunState, exists, find
 from gpunet.net import check_order
 from gpunet.operator import Operator
-from gpunet.proto import DeviceOption, NetDef
+from gpunet.passes.placement import insert_copies, place
+from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import BlobSpec, TensorSpec
 
 if TYPE_CHECKING:
     from gpunet.workspace import Workspace
 
-log = logging.getLogger("gpunet")
-
 #: Net types of Caffe2. All of them run in order here.
-NET_TYPES = frozenset(
-    [
-        "",
-        "simple",
-        "simple_refcount",
-        "async_simple",
-        "rnn",
-        "dag",
-        "prof_dag",
-        "async_dag",
-        "async_polling",
-        "async_scheduling",
-        "parallel",
-    ]
+NET_TYPES: Final = frozenset(
+    ["", "simple", "simple_refcount", "async_simple", "rnn", "dag", "prof_dag", "async_dag"]
+    + ["async_polling", "async_scheduling", "parallel"]
 )
-
-#: How many combinations of input shapes a segment remembers the inferred shapes of.
-_MAX_CACHED_SHAPES = 256
+#: How many combinations of input shapes a segment remembers the graph of.
+_MAX_CACHED_SHAPES: Final = 256
 
 
 class Step(NamedTuple):
-    """One bound operator: ``function(*arguments)`` does its work."""
+    """One bound node: ``function(*arguments)`` does its work."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    op: Operator
+    node: Node
 
 
 class Program:
@@ -76,14 +65,22 @@ class Program:
         self.workspace = workspace
         self.state = state
         self.operators = [Operator(_with_device(net, op), net.name, i) for i, op in enumerate(net.op)]
-        self.kernels = [_find_kernel(op, workspace.device) for op in self.operators]
-        self._contexts = self._make_contexts()
-        self._scratch = aligned_bytes(0)
+        for op in self.operators:
+            if not exists(op, CPU.kind, workspace.device.kind):
+                raise DeviceError(f"no kernel is registered on the CPU or on {workspace.device}").locate(
+                    op.where
+                )
+        self.contexts = self._make_contexts()
+        self._scratch: dict[Device, Any] = {}
+        self._step_buffers: dict[Device, Buffer] = {}
         self._segments = self._cut()
 
     def run(self) -> None:
         """Runs all operators once. An error names the operator; blobs written before it keep their new values."""
         workspace = self.workspace
+        for device, buffer in self._step_buffers.items():
+            source = backend(device)
+            source.copy_in(buffer, np.array([self.state.step], dtype=np.uint64), source.stream)
         with np.errstate(all="ignore"):
             for segment in self._segments:
                 if segment.epoch != workspace.epoch:
@@ -115,17 +112,36 @@ class Program:
             segments.append(StaticSegment(self, start, len(self.operators)))
         return segments
 
-    def scratch(self, wanted: Sequence[Sequence[TensorSpec]]) -> list[tuple[npt.NDArray[Any], ...]]:
-        """Arrays for the scratch of each of several operators. They share memory: only one operator runs at a time."""
-        offsets = [_offsets(specs) for specs in wanted]
-        size = max((o[-1] for o in offsets), default=0)
-        if size > self._scratch.nbytes:
-            self._scratch = aligned_bytes(size)
-        memory = self._scratch
-        return [
-            tuple(memory[at : at + s.nbytes].view(s.dtype).reshape(s.shape) for at, s in zip(places, specs))
-            for places, specs in zip(offsets, wanted)
-        ]
+    def scratch(self, device: Device, specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
+        """Storage for the scratch of one operator. All operators on a device share it: only one runs at a time."""
+        offsets = [0]
+        for s in specs:
+            offsets.append(offsets[-1] + -(-s.nbytes // ALIGNMENT) * ALIGNMENT)
+        memory = self._scratch.get(device)
+        if memory is None or memory.nbytes < offsets[-1]:
+            size = offsets[-1]
+            memory = (
+                aligned_bytes(size)
+                if device == CPU
+                else Buffer.empty(backend(device), _bytes(size), "scratch")
+            )
+            self._scratch[device] = memory
+        if device == CPU:
+            return tuple(
+                memory[at : at + s.nbytes].view(s.dtype).reshape(s.shape)
+                for at, s in zip(offsets, specs, strict=False)
+            )
+        return tuple(
+            Buffer(memory.backend, memory.memory, s.shape, s.dtype, at, "scratch")
+            for at, s in zip(offsets, specs, strict=False)
+        )
+
+    def step_buffer(self, device: Device) -> Buffer:
+        """The number of the run in a device's memory, for random kernels."""
+        if device not in self._step_buffers:
+            buffer = Buffer.from_numpy(backend(device), np.array([self.state.step], dtype=np.uint64), "step")
+            self._step_buffers[device] = buffer
+        return self._step_buffers[device]
 
 
 class Segment(ABC):
@@ -150,112 +166,116 @@ class StaticSegment(Segment):
     def __init__(self, program: Program, start: int, stop: int) -> None:
         super().__init__()
         self._program = program
-        self._range = range(start, stop)
+        self._operators = list(enumerate(program.operators))[start:stop]
+        self._readers = _first_readers(self._operators)
+        self._graphs: dict[tuple[tuple[str, BlobSpec], ...], Graph] = {}
         self._steps: list[Step] = []
-        self._initial: dict[str, Any] = {}
-        self._final: dict[str, Any] = {}
-        self._inferred: dict[tuple[Any, ...], list[list[BlobSpec | None]]] = {}
+        self._stable = False
+        self._bound: dict[tuple[str, Device], Any] = {}
+        self._entries: list[tuple[Blob, Device]] = []
+        self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
 
     def run(self) -> None:
-        op: Operator | None = None
+        for blob, device in self._entries:
+            if device not in blob.valid:
+                self._program.workspace.bring(blob.name, device)
+        node: Node | None = None
         try:
-            for function, arguments, op in self._steps:
+            for function, arguments, node in self._steps:
                 function(*arguments)
         except Exception as error:
-            _blame(error, op)
+            _blame(error, "" if node is None else node.where)
+        for blob, spec, valid in self._finals:
+            blob.commit(spec, valid)
 
     def bind(self) -> None:
         workspace = self._program.workspace
         if not self._holds(workspace):
             self._bind(workspace)
-        # Where a run leaves another shape in a blob that it starts from, the next run starts from that one.
-        changed = any(self._final.get(name, value) is not value for name, value in self._initial.items())
-        self.epoch = -1 if changed else workspace.epoch
+        self.epoch = workspace.epoch if self._stable else -1
 
     def _holds(self, workspace: Workspace) -> bool:
-        return bool(self._steps) and all(
-            workspace.value(name) is value for name, value in [*self._initial.items(), *self._final.items()]
+        return self._stable and all(
+            workspace.storage(name, device) is storage for (name, device), storage in self._bound.items()
         )
 
     def _bind(self, workspace: Workspace) -> None:
-        self._steps = []
-        operators = [self._program.operators[i] for i in self._range]
-        values, specs = self._read_inputs(workspace, operators)
-        self._initial = dict(values)
-        inferred = self._infer(operators, specs)
-        bound = []
-        self._final = {}
-        for op, output_specs in zip(operators, inferred):
-            inputs = tuple(values[name] for name in op.inputs)
-            outputs = tuple(_output(workspace, op, o, inputs, s) for o, s in enumerate(output_specs))
-            written = dict(zip(op.outputs, outputs))
-            values.update(written)
-            self._final.update(written)
-            bound.append((inputs, outputs))
-        self._steps = self._make_steps(operators, bound)
+        self._stable = False
+        graph = self._graph(workspace)
+        storage: dict[Value, Any] = {}
+        for value in graph.entries:
+            storage[value] = _entry(workspace, value)
+        entries = {(v.name, v.device): storage[v] for v in graph.entries}
+        for node in graph.nodes:
+            for o, value in enumerate(node.outputs):
+                storage[value] = _output(workspace, node, o, storage)
+        finals = {(v.name, v.device): storage[v] for values in graph.finals.values() for v in values}
+        self._steps = self._make_steps(graph, storage)
+        self._bound = entries | finals
+        committed = [
+            (workspace.blob(name), vs[0].spec, frozenset(v.device for v in vs))
+            for name, vs in graph.finals.items()
+        ]
+        if workspace.device == CPU:
+            # Nothing can go stale between runs, so this is said once.
+            for blob, spec, valid in committed:
+                blob.commit(spec, valid)
+            self._entries, self._finals = [], []
+        else:
+            self._entries = [(workspace.blob(name), device) for name, device in entries]
+            self._finals = committed
+        # Where a run leaves another shape in a blob that it starts from, the next run starts from that one.
+        self._stable = all(finals.get(key, value) is value for key, value in entries.items())
 
-    def _read_inputs(
-        self, workspace: Workspace, operators: Sequence[Operator]
-    ) -> tuple[dict[str, Any], dict[str, BlobSpec | None]]:
-        values: dict[str, Any] = {}
-        specs: dict[str, BlobSpec | None] = {}
-        made: set[str] = set()
-        for op in operators:
-            for i, name in enumerate(op.inputs):
-                if name not in made and name not in values:
-                    values[name] = _read(workspace, op, i)
-                    specs[name] = workspace.spec(name)
-            made.update(op.outputs)
-        return values, specs
-
-    def _infer(
-        self, operators: Sequence[Operator], specs: dict[str, BlobSpec | None]
-    ) -> list[list[BlobSpec | None]]:
+    def _graph(self, workspace: Workspace) -> Graph:
+        specs: dict[str, BlobSpec] = {}
+        for name, (op, index) in self._readers.items():
+            found = workspace.spec(name)
+            if found is None:
+                raise _missing(workspace, op, index)
+            specs[name] = found
         key = tuple(specs.items())
-        found = self._inferred.get(key)
-        if found is None:
-            found = []
-            for op in operators:
-                outputs = op.infer([specs[name] for name in op.inputs])
-                specs.update(zip(op.outputs, outputs))
-                found.append(outputs)
-            if len(self._inferred) >= _MAX_CACHED_SHAPES:
-                self._inferred.clear()
-            self._inferred[key] = found
-        return found
+        graph = self._graphs.get(key)
+        if graph is None:
+            if len(self._graphs) >= _MAX_CACHED_SHAPES:
+                self._graphs.clear()
+            graph = build(self._operators, specs)
+            graph = insert_copies(place(graph, workspace.device, strict=workspace.strict))
+            self._graphs[key] = graph
+        return graph
 
-    def _make_steps(
-        self, operators: Sequence[Operator], bound: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]
-    ) -> list[Step]:
+    def _make_steps(self, graph: Graph, storage: dict[Value, Any]) -> list[Step]:
         program = self._program
-        kernels = [program.kernels[i] for i in self._range]
-        scratch = program.scratch([_wanted_scratch(op, k, *b) for op, k, b in zip(operators, kernels, bound)])
+        wanted = [_wanted_scratch(node) for node in graph.nodes]
+        for node, specs in zip(graph.nodes, wanted, strict=True):
+            program.scratch(node.device, specs)
         steps = []
-        for index, op, kernel, (inputs, outputs), room in zip(
-            self._range, operators, kernels, bound, scratch
-        ):
-            context = program._contexts[index]
-            context.scratch = room
-            arguments = (inputs, outputs, op.args, context)
-            if kernel.binds:
-                try:
-                    steps.append(Step(kernel.function(*arguments), (), op))
-                except Exception as error:
-                    _blame(error, op)
-            else:
-                steps.append(Step(kernel.function, arguments, op))
+        for node, specs in zip(graph.nodes, wanted, strict=True):
+            inputs = tuple(storage[v] for v in node.inputs)
+            outputs = tuple(storage[v] for v in node.outputs)
+            if node.op is None:
+                steps.append(Step(_copy(inputs[0], outputs[0]), (), node))
+                continue
+            context = program.contexts[node.index]
+            context.scratch = program.scratch(node.device, specs)
+            if node.device != CPU:
+                context.backend = backend(node.device)
+                context.stream = context.backend.stream
+                if node.op.schema.random:
+                    context.step_buffer = program.step_buffer(node.device)
+            steps.append(_make_step(node, _kernel(node), (inputs, outputs, node.op.args, context)))
         return steps
 
 
 class DynamicSegment(Segment):
-    """One operator that returns fresh values, because their shapes depend on data or they are no tensors."""
+    """One operator that returns fresh values, because their shapes depend on data or they are no tensors. It runs on the CPU."""
 
     def __init__(self, program: Program, index: int) -> None:
         super().__init__()
         self._workspace = program.workspace
         self._op = program.operators[index]
-        self._kernel = program.kernels[index]
-        self._context = program._contexts[index]
+        self._kernel = find(self._op, CPU.kind)
+        self._context = program.contexts[index]
 
     def bind(self) -> None:
         self.epoch = self._workspace.epoch
@@ -269,91 +289,102 @@ class DynamicSegment(Segment):
             if self._kernel.binds:
                 values = values()
         except Exception as error:
-            _blame(error, op)
-        for name, value in zip(op.outputs, values):
+            _blame(error, op.where)
+        for name, value in zip(op.outputs, values, strict=True):
             workspace.put(name, value)
 
 
-def _with_device(net: NetDef, op: Any) -> Any:
+def _with_device(net: NetDef, op: OperatorDef) -> OperatorDef:
     if not net.HasField("device_option") or op.HasField("device_option"):
         return op
-    copy = type(op)()
+    copy = OperatorDef()
     copy.CopyFrom(op)
     copy.device_option.CopyFrom(net.device_option)
     return copy
 
 
-_reported: set[str] = set()
+def _first_readers(operators: Sequence[tuple[int, Operator]]) -> dict[str, tuple[Operator, int]]:
+    """For each blob that is read before it is written: the first operator that does, and which input it is."""
+    readers: dict[str, tuple[Operator, int]] = {}
+    made: set[str] = set()
+    for _, op in operators:
+        for i, name in enumerate(op.inputs):
+            if name not in made:
+                readers.setdefault(name, (op, i))
+        made.update(op.outputs)
+    return readers
 
 
-def _find_kernel(op: Operator, device: Device) -> Kernel:
-    option: DeviceOption = op.definition.device_option
-    wanted = requested_device(option) if op.definition.HasField("device_option") else None
-    if wanted is not None and wanted.kind != device.kind and str(wanted) not in _reported:
-        _reported.add(str(wanted))
-        log.warning(
-            "%s asks for device %s, which this workspace does not have: running on %s",
-            op.where,
-            wanted,
-            device,
-        )
-    try:
-        return find(op, device.kind)
-    except GpunetError as error:
-        raise error.locate(op.where) from None
+def _missing(workspace: Workspace, op: Operator, index: int) -> BlobError:
+    name, declared = op.inputs[index], op.schema.input_at(index).name
+    state = "holds nothing yet" if workspace.has(name) else "does not exist"
+    error = BlobError(f"input {declared}: blob {name!r} {state}, wanted one that was fed or made before")
+    return error.locate(op.where)
 
 
 def _read(workspace: Workspace, op: Operator, index: int) -> Any:
-    name = op.inputs[index]
-    value = workspace.value(name)
+    value = workspace.value(op.inputs[index])
     if value is EMPTY:
-        state = "holds nothing yet" if workspace.has(name) else "does not exist"
-        declared = op.schema.input_at(index).name
-        raise BlobError(
-            f"input {declared}: blob {name!r} {state}, wanted one that was fed or made before"
-        ).locate(op.where)
+        raise _missing(workspace, op, index)
     return value
 
 
-def _output(
-    workspace: Workspace, op: Operator, index: int, inputs: tuple[Any, ...], spec: BlobSpec | None
-) -> Any:
-    name = op.outputs[index]
+def _entry(workspace: Workspace, value: Value) -> Any:
+    if isinstance(value.spec, TensorSpec):
+        return workspace.allocate(value.name, value.spec, value.device)
+    return workspace.value(value.name)
+
+
+def _output(workspace: Workspace, node: Node, index: int, storage: dict[Value, Any]) -> Any:
+    value, aliased = node.outputs[index], node.aliased(index)
+    spec = value.spec
     if not isinstance(spec, TensorSpec):
-        raise KernelError(
-            f"output {name!r} is {spec}, wanted a tensor from an operator that is not dynamic"
-        ).locate(op.where)
-    if name in op.inputs:
-        array = inputs[op.inputs.index(name)]
-        if (array.shape, array.dtype) != (spec.shape, spec.dtype):
-            array = array.reshape(-1).view(spec.dtype).reshape(spec.shape)
-            workspace.replace(name, array)
-        return array
-    return workspace.allocate(name, spec)
+        raise KernelError(f"output {value.name!r} is {spec}, wanted a tensor").locate(node.where)
+    if aliased is None:
+        return workspace.allocate(value.name, spec, value.device)
+    found = storage[aliased]
+    if (found.shape, found.dtype) != (spec.shape, spec.dtype):
+        found = (
+            found.reshape(-1).view(spec.dtype).reshape(spec.shape)
+            if value.device == CPU
+            else found.view(spec.shape, spec.dtype)
+        )
+        workspace.set_storage(value.name, found, spec, value.device)
+    return found
 
 
-def _wanted_scratch(
-    op: Operator, kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]
-) -> Sequence[TensorSpec]:
-    if kernel.scratch is None:
+def _kernel(node: Node) -> Kernel:
+    if node.kernel is None:
+        raise DeviceError("no kernel was chosen, wanted the placement pass to run first").locate(node.where)
+    return node.kernel
+
+
+def _wanted_scratch(node: Node) -> Sequence[TensorSpec]:
+    if node.op is None or node.kernel is None or node.kernel.scratch is None:
         return ()
-    return kernel.scratch(op, [_spec(x) for x in inputs], [_spec(y) for y in outputs])
+    return node.kernel.scratch(node.op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
 
 
-def _spec(value: Any) -> TensorSpec | None:
-    return TensorSpec(value.shape, value.dtype) if isinstance(value, np.ndarray) else None
+def _bytes(size: int) -> TensorSpec:
+    return TensorSpec((size,), np.dtype(np.uint8))
 
 
-def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
-    """Where each tensor starts in a block that holds them all, and, last, the size of the block in bytes."""
-    offsets = [0]
-    for s in specs:
-        offsets.append(offsets[-1] + -(-s.nbytes // ALIGNMENT) * ALIGNMENT)
-    return offsets
+def _copy(source: Any, target: Any) -> Callable[[], None]:
+    if isinstance(target, Buffer):
+        return partial(target.backend.copy_in, target, source, target.backend.stream)
+    return partial(source.backend.copy_out, target, source, source.backend.stream)
 
 
-def _blame(error: Exception, op: Operator | None) -> NoReturn:
-    where = op.where if op is not None else ""
+def _make_step(node: Node, kernel: Kernel, arguments: tuple[Any, ...]) -> Step:
+    if not kernel.binds:
+        return Step(kernel.function, arguments, node)
+    try:
+        return Step(kernel.function(*arguments), (), node)
+    except Exception as error:
+        _blame(error, node.where)
+
+
+def _blame(error: Exception, where: str) -> NoReturn:
     if isinstance(error, GpunetError):
         raise error.locate(where)
     raise KernelError(f"the kernel failed: {type(error).__name__}: {error}").locate(where) from error

@@ -115,6 +115,7 @@ class OpSchema:
     check: CheckFunction | None = None
     random: bool = False
     dynamic: Dynamic = False
+    host: bool = False
     input_counts: frozenset[int] | None = None
     output_counts: frozenset[int] | None = None
     doc: str = ""
@@ -204,6 +205,7 @@ def register(
     check: CheckFunction | None = None,
     random: bool = False,
     dynamic: Dynamic = False,
+    host: bool = False,
     input_counts: Iterable[int] | None = None,
     output_counts: Iterable[int] | None = None,
     doc: str = "",
@@ -223,6 +225,7 @@ def register(
         check: a rule of the definition's own (a number of outputs that depends on an argument, say).
         random: draws from the random generator, so the same inputs give other outputs at the next step.
         dynamic: output shapes depend on data (or outputs are opaque objects); kernels return fresh values then.
+        host: bookkeeping on scalars that belongs on the CPU wherever the workspace is (iteration counters, learning rates).
         input_counts, output_counts: the numbers allowed, where optional and variadic do not say it.
         doc: one paragraph with the formula.
     """
@@ -244,6 +247,7 @@ def register(
         check=check,
         random=random,
         dynamic=dynamic,
+        host=host,
         input_counts=None if input_counts is None else frozenset(input_counts),
         output_counts=None if output_counts is None else frozenset(output_counts),
         doc=doc,

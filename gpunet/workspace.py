@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value
-from gpunet.devices import Device, parse_device
+from gpunet.backends import backend
+from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value, spec_of
+from gpunet.devices import CPU, Device, parse_device
 from gpunet.errors import BlobError, NetError
 from gpunet.kernels import RunState, load
 from gpunet.net import Net, NetLike, as_net_def
 from gpunet.program import Program
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import BlobSpec, TensorSpec
+
+_HOST: Final = frozenset([CPU])
 
 
 class Workspace:
@@ -24,15 +26,19 @@ class Workspace:
     Args:
         device: ``"auto"`` (the best that is available), ``"cpu"``, ``"cuda:N"`` or ``"sim:N"``.
         seed: the key of all random draws, together with the operator and how often its net has run; any whole number.
+        strict: whether an operator without a kernel for the device is an error, rather than run on the CPU.
 
     Raises:
         DeviceError: there is no such device here.
     """
 
-    def __init__(self, device: str | Device = "auto", *, seed: int = 0) -> None:
+    def __init__(self, device: str | Device = "auto", *, seed: int = 0, strict: bool = False) -> None:
         self.device = parse_device(device)
         load(self.device.kind)
+        if self.device != CPU:
+            backend(self.device)
         self.seed = int(seed)
+        self.strict = strict
         #: Counts the times that any blob was given another buffer, shape or type: bound programs compare it.
         self.epoch = 0
         self._blobs: dict[str, Blob] = {}
@@ -55,7 +61,9 @@ class Workspace:
         """
         value = as_value(name, value)
         if isinstance(value, np.ndarray):
-            np.copyto(self.allocate(name, TensorSpec(value.shape, value.dtype)), value)
+            spec = TensorSpec(value.shape, value.dtype)
+            np.copyto(self.allocate(name, spec), value)
+            self._blobs[name].commit(spec, _HOST)
         elif isinstance(value, QuantizedTensor):
             self.replace(
                 name, QuantizedTensor(np.array(value.data), float(value.scale), int(value.zero_point))
@@ -65,7 +73,9 @@ class Workspace:
 
     def fetch(self, name: str) -> Any:
         """A copy of what the blob holds: an array (``object`` arrays of ``bytes`` for string tensors), ``bytes``, a
-        :class:`gpunet.QuantizedTensor`, or the opaque object itself. Raises :class:`BlobError` if there is nothing.
+        :class:`gpunet.QuantizedTensor`, or the opaque object itself.
+
+        Waits for the device where the value is there. Raises :class:`BlobError` if there is nothing.
         """
         value = self.value(name)
         if value is EMPTY:
@@ -163,47 +173,77 @@ class Workspace:
     # Blobs, for programs
 
     def value(self, name: str) -> Any:
-        """What the blob holds, itself and not a copy; ``gpunet.blobs.EMPTY`` if nothing or if there is no such blob."""
+        """What the blob holds, on the host, itself and not a copy; ``gpunet.blobs.EMPTY`` if nothing or if there is no such blob."""
         blob = self._blobs.get(name)
-        return EMPTY if blob is None else blob.value
+        if blob is None or not blob.valid:
+            return EMPTY
+        self.bring(name, CPU)
+        return blob.slots[CPU].storage
 
     def spec(self, name: str) -> BlobSpec | None:
         """Shape and type of the blob; ``None`` if it holds nothing."""
         blob = self._blobs.get(name)
         return None if blob is None else blob.spec
 
-    def allocate(self, name: str, spec: TensorSpec) -> npt.NDArray[Any]:
-        """The blob's array with this shape and type; its elements are whatever was there."""
+    def blob(self, name: str) -> Blob:
+        """The blob itself, made empty if there is none."""
+        found = self._blobs.get(name)
+        if found is None:
+            found = self._blobs[name] = Blob(name)
+        return found
+
+    def storage(self, name: str, device: Device) -> Any:
+        """What the blob has on a device, valid or stale; ``EMPTY`` if nothing."""
         blob = self._blobs.get(name)
-        if blob is None:
-            blob = self._blobs[name] = Blob(name)
-        before = blob.value
-        array = blob.allocate(spec)
-        if array is not before:
+        slot = None if blob is None else blob.slots.get(device)
+        return EMPTY if slot is None else slot.storage
+
+    def allocate(self, name: str, spec: TensorSpec, device: Device = CPU) -> Any:
+        """The blob's storage on a device with this shape and type; its elements are whatever was there."""
+        slot = self.blob(name).slot(device)
+        before = slot.storage
+        storage = slot.allocate(spec, device, name)
+        if storage is not before:
             self.epoch += 1
-        return array
+        return storage
+
+    def set_storage(self, name: str, storage: Any, spec: BlobSpec | None, device: Device = CPU) -> None:
+        """Makes the blob's slot on a device hold this very storage."""
+        self.blob(name).slot(device).set(storage, spec)
+        self.epoch += 1
+
+    def bring(self, name: str, device: Device) -> None:
+        """Copies the blob's value to a device unless it is there; from another device than the host by way of the host."""
+        blob = self._blobs[name]
+        if device in blob.valid or not isinstance(blob.spec, TensorSpec):
+            return
+        target = self.allocate(name, blob.spec, device)
+        if device == CPU:
+            source = blob.slots[next(iter(blob.valid))].storage
+            source.backend.copy_out(target, source, source.backend.stream)
+        else:
+            self.bring(name, CPU)
+            target.backend.copy_in(target, blob.slots[CPU].storage, target.backend.stream)
+        blob.valid |= {device}
 
     def replace(self, name: str, value: Any) -> None:
-        """Makes the blob hold ``value`` itself."""
-        blob = self._blobs.get(name)
-        if blob is None:
-            blob = self._blobs[name] = Blob(name)
-        blob.set(value)
-        self.epoch += 1
+        """Makes the blob hold ``value`` itself, on the host."""
+        spec = spec_of(value)
+        self.set_storage(name, value, spec)
+        self._blobs[name].commit(spec, _HOST)
 
     def put(self, name: str, value: Any) -> None:
         """Takes over a fresh value; an array is copied where the blob has one of this shape and type, so that bindings hold."""
-        if (
-            isinstance(value, np.ndarray)
-            and value.dtype != object
-            and self.spec(name) == TensorSpec(value.shape, value.dtype)
-        ):
-            np.copyto(self.value(name), value)
+        if not isinstance(value, np.ndarray):
+            self.replace(name, value)
+            return
+        spec = TensorSpec(value.shape, value.dtype)
+        slot = self.blob(name).slot(CPU)
+        if slot.spec == spec:
+            np.copyto(slot.storage, value)
+            self._blobs[name].commit(spec, _HOST)
         else:
-            self.replace(
-                name,
-                np.ascontiguousarray(value).reshape(value.shape) if isinstance(value, np.ndarray) else value,
-            )
+            self.replace(name, np.ascontiguousarray(value).reshape(value.shape))
 
     def _state(self, name: str) -> RunState:
         return self._states.setdefault(name, RunState())

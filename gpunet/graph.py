@@ -1,0 +1,114 @@
+"""The graph of a run of operators: each write of a blob is a value of its own, and each operator a node between values.
+
+Passes (``gpunet/passes``) rewrite the list of nodes; the program then binds values to memory and nodes to kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpunet.devices import CPU, Device
+from gpunet.kernels import Kernel
+from gpunet.operator import Operator
+from gpunet.specs import BlobSpec, TensorSpec
+
+
+@dataclass(eq=False)
+class Value:
+    """What a blob holds between one write and the next, in the memory of one device.
+
+    Attributes:
+        name: the blob.
+        spec: shape and type.
+        device: where it lies, once placed.
+        entry: whether the blob had it before the first node.
+    """
+
+    name: str
+    spec: BlobSpec
+    device: Device = CPU
+    entry: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.spec} on {self.device}"
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator between values, or (where ``op`` is ``None``) the copy of its input to the device of its output.
+
+    ``index`` is the operator's position in the net; copies have that of the operator that they are made for.
+    """
+
+    op: Operator | None
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    index: int
+    device: Device = CPU
+    kernel: Kernel | None = None
+
+    @property
+    def where(self) -> str:
+        """How messages name the node."""
+        if self.op is not None:
+            return self.op.where
+        source, target = self.inputs[0], self.outputs[0]
+        return f"[copy] blob {source.name!r} from {source.device} to {target.device}"
+
+    def aliased(self, output: int) -> Value | None:
+        """The input that output number ``output`` is written in place of."""
+        if self.op is None or self.op.outputs[output] not in self.op.inputs:
+            return None
+        return self.inputs[self.op.inputs.index(self.op.outputs[output])]
+
+    def __repr__(self) -> str:
+        kind = "copy" if self.op is None else self.op.type
+        return f"{kind} on {self.device}: {list(self.inputs)} -> {list(self.outputs)}"
+
+
+@dataclass
+class Graph:
+    """Nodes in order, with the values that the blobs have at the end.
+
+    Attributes:
+        nodes: in the order in which they run.
+        entries: values that blobs have before the first node and that nodes read.
+        finals: for each blob that is written, the value that it ends with, once for each device that has it then.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    entries: list[Value] = field(default_factory=list)
+    finals: dict[str, list[Value]] = field(default_factory=dict)
+
+
+def build(
+    operators: Sequence[tuple[int, Operator]],
+    entries: Mapping[str, BlobSpec],
+    infer: Callable[[Operator, Sequence[BlobSpec]], Sequence[BlobSpec | None]] = Operator.infer,
+) -> Graph:
+    """The graph of operators (with their positions in the net) on blobs of known specs.
+
+    Raises what inference raises, and :class:`gpunet.errors.ShapeError` from operators whose output shapes are unknown.
+    """
+    graph = Graph()
+    current: dict[str, Value] = {}
+    for index, op in operators:
+        inputs = []
+        for name in op.inputs:
+            if name not in current:
+                current[name] = Value(name, entries[name], entry=True)
+                graph.entries.append(current[name])
+            inputs.append(current[name])
+        specs = infer(op, [value.spec for value in inputs])
+        outputs = []
+        for name, found in zip(op.outputs, specs, strict=True):
+            if not isinstance(found, TensorSpec):
+                raise op.error(
+                    f"output {name!r} is {found}, wanted a tensor from an operator that is not dynamic"
+                )
+            outputs.append(Value(name, found))
+        current.update((value.name, value) for value in outputs)
+        graph.finals.update((value.name, [value]) for value in outputs)
+        graph.nodes.append(Node(op, tuple(inputs), tuple(outputs), index))
+    return graph
