@@ -232,15 +232,14 @@ def register(
     if type in _schemas:
         raise SchemaError(f"operator {type!r} is already registered, wanted a name of its own")
     arguments = tuple(args)
-    if inplace is not ALL_INPLACE:
-        inplace = frozenset(inplace) | frozenset(enforce_inplace)
+    pairs = ALL_INPLACE if inplace is ALL_INPLACE else frozenset(inplace) | frozenset(enforce_inplace)
     schema = OpSchema(
         type=type,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         infer=infer,
         args=arguments,
-        inplace=inplace,  # type: ignore[arg-type]
+        inplace=pairs,
         enforce_inplace=tuple(enforce_inplace),
         gradient=gradient,
         flops=flops,

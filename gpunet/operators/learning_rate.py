@@ -316,6 +316,7 @@ def _infer_learning_rate(op: Operator, inputs: Sequence[Any]) -> list[BlobSpec]:
 
 register(
     "LearningRate",
+    host=True,
     inputs=[Input("iter", "iteration number, one element, counted from 1 by Iter", ITERATION)],
     outputs=[Output("lr", "the rate of this iteration, a scalar (float32)")],
     infer=_infer_learning_rate,
@@ -340,6 +341,7 @@ def _infer_iter(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
 
 register(
     "Iter",
+    host=True,
     inputs=[Input("iter", "iteration number, one element", ITERATION, optional=True)],
     outputs=[Output("iter", "the number plus 1")],
     infer=_infer_iter,
@@ -357,6 +359,7 @@ def _infer_atomic_iter(op: Operator, inputs: Sequence[Any]) -> list[BlobSpec]:
 
 register(
     "AtomicIter",
+    host=True,
     inputs=[
         Input("mutex", "made by CreateMutex, held during the update", None),
         Input("iter", "iteration number, one element", ITERATION),
@@ -375,6 +378,7 @@ def _infer_mutex(op: Operator, inputs: Sequence[Any]) -> list[BlobSpec]:
 
 register(
     "CreateMutex",
+    host=True,
     outputs=[Output("mutex", "an unlocked mutex")],
     infer=_infer_mutex,
     dynamic=True,
