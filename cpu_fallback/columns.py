@@ -90,7 +90,9 @@ def columns_views(layout: Layout, memory: Array, count: int) -> tuple[Array, Arr
         base = flat.reshape(groups, count, *w.output, *w.kernel, channels)
         axes = (0, 2 * w.rank + 2, *range(w.rank + 2, 2 * w.rank + 2), *range(1, w.rank + 2))
         return base.transpose(axes), flat.reshape(groups, positions, elements).transpose(0, 2, 1)
-    return flat.reshape(groups, channels, *w.kernel, count, *w.output), flat.reshape(groups, elements, positions)
+    return flat.reshape(groups, channels, *w.kernel, count, *w.output), flat.reshape(
+        groups, elements, positions
+    )
 
 
 def axis_slices(window: Window, axis: int, k: int) -> tuple[slice, slice] | None:
@@ -120,7 +122,9 @@ def tap_pairs(window: Window, columns: Array, images: Array) -> list[tuple[Array
         found = tap_slices(window, tap)
         if found is not None:
             inside, source = found
-            pairs.append((columns[(slice(None), slice(None), *tap, slice(None), *inside)], images[(..., *source)]))
+            pairs.append(
+                (columns[(slice(None), slice(None), *tap, slice(None), *inside)], images[(..., *source)])
+            )
     return pairs
 
 
@@ -149,7 +153,9 @@ def image_matrices(layout: Layout, images: Array, first: int, last: int) -> Arra
         return None
     block = images[first:last]
     if w.channels_last:
-        return block.reshape((last - first) * w.positions, groups, images.shape[-1] // groups).transpose(1, 2, 0)
+        return block.reshape((last - first) * w.positions, groups, images.shape[-1] // groups).transpose(
+            1, 2, 0
+        )
     if last - first == 1:
         return block.reshape(groups, images.shape[1] // groups, w.positions)
     return None

@@ -34,7 +34,9 @@ class Spread(NamedTuple):
     """The columns of one block of images."""
 
     paddings: list[Array]  #: parts of the columns that lie in the padding
-    pairs: list[tuple[Array, Array]]  #: (columns, images): equal shapes, a pair a tap; none where the images serve as columns
+    pairs: list[
+        tuple[Array, Array]
+    ]  #: (columns, images): equal shapes, a pair a tap; none where the images serve as columns
     matrices: Array  #: columns as matrices (group, element, position)
 
     def gather(self) -> None:
@@ -164,7 +166,10 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     part = _memory(ctx, 2, dw.size if len(spreads) > 1 else 0, layout.dtype)[: dw.size]
     direct = dw.dtype == layout.dtype and dw.flags.c_contiguous
     total = dw if direct else _memory(ctx, 3, dw.size, layout.dtype)
-    part, total = (m.reshape(layout.filter_shape if m.size else (0,)) for m in (part, total[: dw.size] if not direct else total))
+    part, total = (
+        m.reshape(layout.filter_shape if m.size else (0,))
+        for m in (part, total[: dw.size] if not direct else total)
+    )
 
     def run() -> None:
         filters = _filter_matrices(layout, w).transpose(0, 2, 1)

@@ -72,14 +72,18 @@ def _accumulator(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def _pool_axis(window: Window, axis: int, combine: np.ufunc, neutral: float, source: Array, target: Array) -> Run:
+def _pool_axis(
+    window: Window, axis: int, combine: np.ufunc, neutral: float, source: Array, target: Array
+) -> Run:
     """The pass that combines ``source`` along one spatial dimension into ``target``."""
     lead = (slice(None),) * (2 + axis)
     found = [axis_slices(window, axis, k) for k in range(window.kernel[axis])]
     taps = [f for f in found if f is not None]
     if window.output[axis] == 1 and len(taps) > 2:
         rows = source[(*lead, slice(taps[0][1].start, taps[-1][1].stop))]
-        return functools.partial(combine.reduce, rows, axis=2 + axis, dtype=target.dtype, out=target, keepdims=True)
+        return functools.partial(
+            combine.reduce, rows, axis=2 + axis, dtype=target.dtype, out=target, keepdims=True
+        )
     views = [(target[(*lead, inside)], source[(*lead, outside)]) for inside, outside in taps]
     whole = [s for t, s in views if t.shape == target.shape]
     partial = [(t, s) for t, s in views if t.shape != target.shape]
@@ -117,7 +121,13 @@ def _stage_memory(op: Operator, x: Any, y: Any, dtype: np.dtype) -> list[TensorS
 
 
 def _pool(
-    x: Array, y: Array, ctx: KernelContext, combine: np.ufunc, neutral: float, dtype: np.dtype, scale: Array | None = None
+    x: Array,
+    y: Array,
+    ctx: KernelContext,
+    combine: np.ufunc,
+    neutral: float,
+    dtype: np.dtype,
+    scale: Array | None = None,
 ) -> list[Run]:
     """Passes that pool ``x`` into ``y``, and multiply with ``scale`` of shape (*output)."""
     window, batch, channels = _window(ctx.op, x)
@@ -152,34 +162,50 @@ def max_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
 
 def _max_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     window, batch, channels = _window(op, inputs[0])
-    count = _largest(_blocks(window, batch, channels, inputs[0].dtype)) * channels
-    size = count * math.prod(window.image if window.positions == 1 else window.output)
+    size = _largest(_blocks(window, batch, channels, inputs[0].dtype)) * channels * math.prod(window.output)
     return [spec((size,), np.bool_), spec((size,), inputs[0].dtype)]
 
 
 @kernel(*_types("Max", "Gradient"), binds=True, scratch=_max_gradient_scratch)
 def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Run:
     """``dX += dY where X == Y``, for each position inside the window: all that tie for a maximum get the gradient, as in Caffe2."""
-    x, y, dy = inputs
     (dx,) = outputs
-    window, batch, channels = _window(ctx.op, x)
-    canonical = [_canonical(window, a) for a in (x, y, dy, dx)]
+    window, batch, channels = _window(ctx.op, dx)
+    arrays = [_canonical(window, a) for a in (*inputs, dx)]
+    apart = all(s >= k for s, k in zip(window.stride, window.kernel, strict=True))
+    # Bit patterns times 0 or 1 select: infinite gradients must not become NaN elsewhere.
+    bits = np.dtype(f"i{dx.dtype.itemsize}")
     steps: list[Arrays] = []
-    for first, last in _blocks(window, batch, channels, x.dtype):
-        images, results, gradients, targets = (a[:, first:last] for a in canonical)
-        masks, parts = (_stage(window, m, last - first, channels, window.output) for m in ctx.scratch)
+    for first, last in _blocks(window, batch, channels, dx.dtype):
+        x, y, dy, target = (a[:, first:last] for a in arrays)
+        mask, part = (_stage(window, m, last - first, channels, window.output) for m in ctx.scratch)
         for tap in itertools.product(*map(range, window.kernel)):
             found = tap_slices(window, tap)
             if found is not None:
-                inside, source = (..., *found[0]), (..., *found[1])
-                steps.append((images[source], results[inside], gradients[inside], targets[source], masks[inside], parts[inside]))
+                inside, source = (slice(None), slice(None), *found[0]), (slice(None), slice(None), *found[1])
+                into = target[source]
+                product = into if apart else part[inside]
+                steps.append(
+                    (
+                        x[source],
+                        y[inside],
+                        dy[inside].view(bits),
+                        mask[inside],
+                        product.view(bits),
+                        product,
+                        into,
+                    )
+                )
+    covered = apart and sum(step[-1].size for step in steps) == dx.size
 
     def run() -> None:
-        dx.fill(0)
-        for image, result, gradient, target, mask, part in steps:
+        if not covered:
+            dx.fill(0)
+        for image, result, gradient, mask, selected, product, into in steps:
             np.equal(image, result, out=mask)
-            np.multiply(gradient, mask, out=part)
-            np.add(target, part, out=target)
+            np.multiply(gradient, mask, out=selected)
+            if not apart:
+                np.add(into, product, out=into)
 
     return run
 
@@ -226,11 +252,17 @@ def _spread_axis(window: Window, axis: int, source: Array, target: Array) -> lis
     if not apart or sum(t.shape[2 + axis] for t, _ in views) < target.shape[2 + axis]:
         passes.append(functools.partial(target.fill, 0))
     for into, rows in views:
-        passes.append(functools.partial(np.copyto, into, rows) if apart else functools.partial(np.add, into, rows, out=into))
+        passes.append(
+            functools.partial(np.copyto, into, rows)
+            if apart
+            else functools.partial(np.add, into, rows, out=into)
+        )
     return passes
 
 
-def _average_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+def _average_gradient_scratch(
+    op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> list[TensorSpec]:
     x = inputs[0]
     dtype = _accumulator(x.dtype)
     window, batch, channels = _window(op, x)
@@ -256,7 +288,9 @@ def average_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx:
         for i, axis in enumerate(reversed(range(window.rank))):
             target = final
             if axis > 0 or dtype != dx.dtype:
-                target = _stage(window, ctx.scratch[(i + 1) % 2], last - first, channels, _sizes(window)[axis])
+                target = _stage(
+                    window, ctx.scratch[(i + 1) % 2], last - first, channels, _sizes(window)[axis]
+                )
             passes += _spread_axis(window, axis, source, target)
             source = target
         if source is not final:

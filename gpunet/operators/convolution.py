@@ -38,23 +38,31 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
     if rank is not None and x.rank != rank + 2:
         raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
     if x.rank < 3:
-        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a spatial one")
+        raise ShapeError(
+            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a spatial one"
+        )
     if w.rank != x.rank:
-        raise ShapeError(f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as {describe(op, 0, x)} has")
+        raise ShapeError(
+            f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as {describe(op, 0, x)} has"
+        )
     window = convolution_window(op.args, x, w)
     group = op.args.group
     axis = -1 if window.channels_last else 1
     channels, in_group = x.shape[axis], w.shape[axis]
     if channels != in_group * group:
         of = f" ({in_group} in each of {group} groups)" if group > 1 else ""
-        raise ShapeError(f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants {in_group * group}{of}")
+        raise ShapeError(
+            f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants {in_group * group}{of}"
+        )
     sizes = w.shape[1:-1] if window.channels_last else w.shape[2:]
     if sizes != window.kernel:
         raise ShapeError(
             f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel {format_shape(window.kernel)}"
         )
     if w.shape[0] % group:
-        raise ShapeError(f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of {group} groups")
+        raise ShapeError(
+            f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of {group} groups"
+        )
     return window, w.shape[0]
 
 
@@ -121,7 +129,11 @@ def _register(type: str, rank: int | None) -> None:
         ],
         outputs=[Output("Y", "filtered images")],
         infer=_infer,
-        args=[*window_arguments("filter"), _GROUP, Bool("no_gradient_to_input", False, "the gradient of X is not wanted")],
+        args=[
+            *window_arguments("filter"),
+            _GROUP,
+            Bool("no_gradient_to_input", False, "the gradient of X is not wanted"),
+        ],
         gradient=_gradient,
         flops=_flops,
         check=_check,
@@ -129,14 +141,22 @@ def _register(type: str, rank: int | None) -> None:
     )
     register(
         f"{type}Gradient",
-        inputs=[Input("X", "images", FLOATS), Input("W", "filters", FLOATS), Input("dY", "gradient of Y", FLOATS)],
+        inputs=[
+            Input("X", "images", FLOATS),
+            Input("W", "filters", FLOATS),
+            Input("dY", "gradient of Y", FLOATS),
+        ],
         outputs=[
             Output("dW", "gradient of W"),
             Output("db", "gradient of b; with no_bias, dX takes this place", optional=True),
             Output("dX", "gradient of X", optional=True),
         ],
         infer=_infer_gradient,
-        args=[*window_arguments("filter"), _GROUP, Bool("no_bias", False, "the forward operator had no bias: outputs are dW and dX")],
+        args=[
+            *window_arguments("filter"),
+            _GROUP,
+            Bool("no_bias", False, "the forward operator had no bias: outputs are dW and dX"),
+        ],
         flops=_flops_gradient,
         check=_check_gradient,
         doc=f"Gradients of {type}: outputs dW, db, dX, or dW, dX with ``no_bias``; dX may be left out.",

@@ -21,17 +21,23 @@ POOLING_RANKS: Final[dict[str, int | None]] = {"": None, "1D": 1, "2D": 2, "3D":
 
 def pooling_window(op: Operator, x: TensorSpec) -> Window:
     """The window of a pooling operator on an input X."""
-    rank = POOLING_RANKS[op.type.removesuffix("Gradient").removeprefix("Max").removeprefix("Average").removeprefix("Pool")]
+    rank = POOLING_RANKS[
+        op.type.removesuffix("Gradient").removeprefix("Max").removeprefix("Average").removeprefix("Pool")
+    ]
     if x.rank < 3 if rank is None else x.rank != rank + 2:
         wanted = "at least 3: batch, channels and a spatial one" if rank is None else str(rank + 2)
         raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {wanted}")
     window = resolve_window(op.args, x.shape)
     if any(d != 1 for d in window.dilation):
-        raise ArgumentError(f"argument 'dilations' is {list(window.dilation)}, wanted 1: pooling windows have no gaps")
+        raise ArgumentError(
+            f"argument 'dilations' is {list(window.dilation)}, wanted 1: pooling windows have no gaps"
+        )
     if not op.args.global_pooling and not op.args.legacy_pad:
         for head, tail, kernel in zip(window.head, window.tail, window.kernel):
             if max(head, tail) >= kernel:
-                raise ArgumentError(f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel {list(window.kernel)}")
+                raise ArgumentError(
+                    f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel {list(window.kernel)}"
+                )
     return window
 
 

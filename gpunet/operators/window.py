@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-
 from gpunet.arguments import Arg, Arguments, Bool, Int, Ints, Str
 from gpunet.errors import ArgumentError, ShapeError
 from gpunet.specs import Shape, format_shape
@@ -77,7 +76,11 @@ def window_arguments(what: str) -> list[Arg]:
         Int("pad_b", None, "padding at the bottom"),
         Int("pad_r", None, "padding on the right"),
         Ints("dilations", (), f"distances between neighbours in the {what}, one number a spatial dimension"),
-        Int("dilation", None, f"distance between neighbours in the {what}, the same in each dimension (1 where none is given)"),
+        Int(
+            "dilation",
+            None,
+            f"distance between neighbours in the {what}, the same in each dimension (1 where none is given)",
+        ),
         Int("dilation_h", None, "distance between neighbours, downwards"),
         Int("dilation_w", None, "distance between neighbours, to the right"),
         Int(
@@ -92,7 +95,6 @@ def window_arguments(what: str) -> list[Arg]:
     ]
 
 
-
 def _per_dimension(args: Arguments, name: str, rank: int, default: int | None) -> Shape:
     """Reads ``names``, ``name`` or ``name_h`` and ``name_w``, in this order of preference."""
     listed: tuple[int, ...] = getattr(args, f"{name}s")
@@ -100,7 +102,9 @@ def _per_dimension(args: Arguments, name: str, rank: int, default: int | None) -
     sides = [getattr(args, f"{name}_{side}") for side in ("h", "w")]
     if listed:
         if len(listed) != rank:
-            raise ArgumentError(f"argument '{name}s' is {list(listed)}, wanted {rank} numbers, one a spatial dimension")
+            raise ArgumentError(
+                f"argument '{name}s' is {list(listed)}, wanted {rank} numbers, one a spatial dimension"
+            )
         return listed
     if single is not None:
         return (single,) * rank
@@ -108,16 +112,22 @@ def _per_dimension(args: Arguments, name: str, rank: int, default: int | None) -
         return (sides[0], sides[1])
     if any(side is not None for side in sides):
         given = ", ".join(f"'{name}_{s}'" for s, side in zip("hw", sides) if side is not None)
-        raise ArgumentError(f"argument {given} is given for {rank} spatial dimensions, wanted '{name}_h' and '{name}_w' for two, or '{name}s'")
+        raise ArgumentError(
+            f"argument {given} is given for {rank} spatial dimensions, wanted '{name}_h' and '{name}_w' for two, or '{name}s'"
+        )
     if default is None:
-        raise ArgumentError(f"argument '{name}s' is missing, wanted '{name}s', '{name}', or '{name}_h' and '{name}_w'")
+        raise ArgumentError(
+            f"argument '{name}s' is missing, wanted '{name}s', '{name}', or '{name}_h' and '{name}_w'"
+        )
     return (default,) * rank
 
 
 def _given_pads(args: Arguments, rank: int) -> tuple[Shape, Shape] | None:
     if args.pads:
         if len(args.pads) != 2 * rank:
-            raise ArgumentError(f"argument 'pads' is {list(args.pads)}, wanted {2 * rank} numbers, {rank} before and {rank} after the image")
+            raise ArgumentError(
+                f"argument 'pads' is {list(args.pads)}, wanted {2 * rank} numbers, {rank} before and {rank} after the image"
+            )
         return args.pads[:rank], args.pads[rank:]
     if args.pad is not None:
         return (args.pad,) * rank, (args.pad,) * rank
@@ -140,13 +150,17 @@ def resolve_window(args: Arguments, shape: Sequence[int], *, kernel: Shape | Non
     """
     rank = len(shape) - 2
     if rank < 1:
-        raise ShapeError(f"input X of shape {format_shape(tuple(shape))} has {len(shape)} dimensions, wanted at least 3: batch, channels and a spatial one")
+        raise ShapeError(
+            f"input X of shape {format_shape(tuple(shape))} has {len(shape)} dimensions, wanted at least 3: batch, channels and a spatial one"
+        )
     channels_last = args.order == "NHWC"
     image = tuple(shape[1:-1] if channels_last else shape[2:])
     mode = LegacyPad(args.legacy_pad)
     pads = _given_pads(args, rank)
     if pads is not None and mode in (LegacyPad.VALID, LegacyPad.SAME):
-        raise ArgumentError(f"argument 'legacy_pad' is {mode.value} ({mode.name}) beside explicit padding, wanted one of them")
+        raise ArgumentError(
+            f"argument 'legacy_pad' is {mode.value} ({mode.name}) beside explicit padding, wanted one of them"
+        )
     head, tail = pads or ((0,) * rank, (0,) * rank)
     stride = _per_dimension(args, "stride", rank, 1)
     dilation = _per_dimension(args, "dilation", rank, 1)
@@ -187,7 +201,9 @@ def _output_size(
     extent = dilation * (kernel - 1) + 1
     if mode is LegacyPad.SAME:
         if dilation != 1:
-            raise ArgumentError(f"argument 'legacy_pad' is 2 (SAME) with dilation {dilation}, wanted dilation 1")
+            raise ArgumentError(
+                f"argument 'legacy_pad' is 2 (SAME) with dilation {dilation}, wanted dilation 1"
+            )
         output = -(-image // stride)
         needed = (output - 1) * stride + kernel - image
         head = int(needed / 2)
