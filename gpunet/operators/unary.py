@@ -47,7 +47,8 @@ def _unary(
     )
 
 
-def _infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+def infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Two inputs of one shape and type, and an output like them."""
     want_same_type(op, inputs)
     want_shape(op, inputs, 1, inputs[0].shape, "the shape of the first input")
     return [inputs[0]]
@@ -62,7 +63,7 @@ def _gradient_operator(
         outputs=[Output("dX", "gradient of X")],
         args=args,
         inplace=[(1, 0)] if inplace else [],
-        infer=_infer_gradient,
+        infer=infer_gradient,
         flops=flops_per_output(flops),
         doc=f"``dX = {formula}``.",
     )

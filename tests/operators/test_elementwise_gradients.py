@@ -1,4 +1,4 @@
-"""The gradient of Pow with two inputs: a graph of seven to nine operators."""
+"""Gradients of elementwise operators that the table cannot hold: Pow with two inputs, refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpunet.errors import GradientError
         ((1,), {"broadcast": 1}, (0, 1)),
     ],
 )
-def test_gradient(shape: tuple[int, ...], args: dict[str, int], axes: tuple[int, ...]) -> None:
+def test_pow_with_two_inputs(shape: tuple[int, ...], args: dict[str, int], axes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(18)
     x = rng.uniform(0.4, 2.5, (3, 4)).astype(np.float32)
     exponents = rng.uniform(-2, 2, shape).astype(np.float32)
@@ -40,6 +40,11 @@ def test_gradient(shape: tuple[int, ...], args: dict[str, int], axes: tuple[int,
     np.testing.assert_allclose(workspace.fetch(grads["e"]), want, rtol=1e-4, atol=1e-5)
 
 
-def test_one_blob_for_both() -> None:
+def test_pow_refuses_one_blob_for_both() -> None:
     with pytest.raises(GradientError, match="base and exponent are one blob 'x'"):
         gpunet.gradient_ops(make_operator("Pow", ["x", "x"], ["y"]), {"y": "y_grad"})
+
+
+def test_gradient_needs_the_input_that_was_overwritten() -> None:
+    with pytest.raises(GradientError, match="'x' is overwritten in place"):
+        gpunet.gradient_ops(make_operator("Softsign", ["x"], ["x"]), {"x": "x_grad"})
