@@ -86,6 +86,10 @@ def _channels_last(array: Array, order: str) -> bool:
     return order == "NHWC" or array.ndim == 2
 
 
+#: Images up to this size are worth a copy of the channels' values for each pixel.
+_REPEATED_BYTES = 1 << 18
+
+
 def _item_bytes(x: Array) -> int:
     return x.nbytes // max(1, len(x))
 
@@ -122,9 +126,13 @@ def _moments(x: Array, last: bool) -> tuple[Array, Array]:
 def _spread(values: Array, x: Array, last: bool) -> Array:
     """Values of the channels in the type of ``x``, ready to broadcast against its images."""
     values = values.astype(x.dtype, copy=False)
-    # Repeated for each pixel, so that NumPy's inner loop runs over an image, not over the channels of a
-    # pixel.
-    return np.tile(values, (x.shape[1], 1)) if last else values[:, None]
+    if _item_bytes(x) <= _REPEATED_BYTES:
+        # Written out for a whole image, NumPy's inner loop runs over the image and not over the pixels of a
+        # channel.
+        return (
+            np.tile(values, (x.shape[1], 1)) if last else np.repeat(values, x.shape[2]).reshape(x.shape[1:])
+        )
+    return values if last else values[:, None]
 
 
 @kernel("SpatialBN")
