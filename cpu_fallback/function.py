@@ -33,8 +33,8 @@ SLOPES: dict[str, tuple[int, Slope]] = {
     "Asin": (0, lambda v, s: _inverted(_root_of_one_minus_square(v, s), s)),
     "Acos": (0, lambda v, s: _inverted(_root_of_one_minus_square(v, s), s, -1)),
     "Atan": (0, lambda v, s: _inverted([partial(np.square, v, s), partial(np.add, s, constant(1, s), s)], s)),
-    "Sinh": (0, lambda v, s: [partial(np.cosh, v, s)]),
-    "Cosh": (0, lambda v, s: [partial(np.sinh, v, s)]),
+    "Sinh": (1, lambda v, s: [partial(np.cosh, v, s)]),
+    "Cosh": (1, lambda v, s: [partial(np.sinh, v, s)]),
     "Cube": (1, lambda v, s: [partial(np.square, v, s), partial(np.multiply, s, constant(3, s), s)]),
     "Cbrt": (
         1,

@@ -294,7 +294,7 @@ CASES += [
     for shape in [(), (5,), (2, 1, 3, 2)]
 ]
 CASES += [
-    # The gradient with two inputs is that of Caffe2, whose ConstantFill makes float32: test_elementwise_gradients.py has it.
+    # Caffe2's gradient with two inputs has a ConstantFill of float32: test_elementwise_gradients.py checks it.
     OpCase("Pow", [positive(3, 2), away(3, 2)], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(), away()], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(3, 4), away(4)], {"broadcast": 1}, reference=along(math.pow, 1), gradient=()),
