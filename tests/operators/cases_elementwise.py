@@ -294,7 +294,7 @@ CASES += [
     for shape in [(), (5,), (2, 1, 3, 2)]
 ]
 CASES += [
-    # Caffe2's gradient with two inputs has a ConstantFill of float32: test_elementwise_gradients.py checks it.
+    # The gradient with two inputs starts from a float32 ConstantFill: test_elementwise_gradients.py checks it.
     OpCase("Pow", [positive(3, 2), away(3, 2)], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(), away()], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(3, 4), away(4)], {"broadcast": 1}, reference=along(math.pow, 1), gradient=()),
