@@ -1,11 +1,13 @@
-"""The graph of a run of operators: each write of a blob is a value of its own, and each operator a node between values.
+"""The graph of a run of operators: each write of a blob is a value of its own, and each operator a node
+between values.
 
-Passes (``gpunet/passes``) rewrite the list of nodes; the program then binds values to memory and nodes to kernels.
+Passes (``gpunet/passes``) rewrite the list of nodes; the program then binds values to memory and nodes to
+kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpunet.devices import CPU, Device
@@ -36,7 +38,8 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """An operator between values, or (where ``op`` is ``None``) the copy of its input to the device of its output.
+    """An operator between values, or (where ``op`` is ``None``) the copy of its input to the device of its
+    output.
 
     ``index`` is the operator's position in the net; copies have that of the operator that they are made for.
     """
@@ -74,7 +77,8 @@ class Graph:
     Attributes:
         nodes: in the order in which they run.
         entries: values that blobs have before the first node and that nodes read.
-        finals: for each blob that is written, the value that it ends with, once for each device that has it then.
+        finals: for each blob that is written, the value that it ends with, once for each device that has it
+            then.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -83,24 +87,38 @@ class Graph:
 
 
 def build(
-    operators: Sequence[tuple[int, Operator]],
-    entries: Mapping[str, BlobSpec],
-    infer: Callable[[Operator, Sequence[BlobSpec]], Sequence[BlobSpec | None]] = Operator.infer,
-) -> Graph:
-    """The graph of operators (with their positions in the net) on blobs of known specs.
+    operators: Sequence[Operator], start: int, spec_of: Callable[[Operator, int], BlobSpec]
+) -> tuple[Graph, int]:
+    """The graph of the operators from ``start`` on, as far as inference reaches.
 
-    Raises what inference raises, and :class:`gpunet.errors.ShapeError` from operators whose output shapes are unknown.
+    Args:
+        operators: all operators of the net.
+        start: position of the first.
+        spec_of: called with an operator and the index of an input that no operator from ``start`` on has made: what the blob
+            is. Raises where it holds nothing.
+
+    Returns:
+        The graph, and the position of the first operator that is not in it: a dynamic one, whose output shapes depend on data,
+        or the end.
+
+    Raises:
+        What inference raises, located at the operator.
     """
     graph = Graph()
     current: dict[str, Value] = {}
-    for index, op in operators:
+    for index in range(start, len(operators)):
+        op = operators[index]
         inputs = []
-        for name in op.inputs:
-            if name not in current:
-                current[name] = Value(name, entries[name], entry=True)
-                graph.entries.append(current[name])
-            inputs.append(current[name])
-        specs = infer(op, [value.spec for value in inputs])
+        fresh = []
+        for i, name in enumerate(op.inputs):
+            value = current.get(name)
+            if value is None:
+                value = current[name] = Value(name, spec_of(op, i), entry=True)
+                fresh.append(value)
+            inputs.append(value)
+        specs = op.infer([value.spec for value in inputs])
+        if op.dynamic and not all(isinstance(s, TensorSpec) for s in specs):
+            return graph, index
         outputs = []
         for name, found in zip(op.outputs, specs, strict=True):
             if not isinstance(found, TensorSpec):
@@ -109,6 +127,7 @@ def build(
                 )
             outputs.append(Value(name, found))
         current.update((value.name, value) for value in outputs)
+        graph.entries.extend(fresh)
         graph.finals.update((value.name, [value]) for value in outputs)
         graph.nodes.append(Node(op, tuple(inputs), tuple(outputs), index))
-    return graph
+    return graph, len(operators)

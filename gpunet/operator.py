@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """One operator of a net, resolved against its schema. Kernels, shape rules and passes read it; nothing changes it.
+    """One operator of a net, resolved against its schema. Kernels, shape rules and passes read it; nothing
+    changes it.
 
-    Raises :class:`SchemaError` (an unknown type, a wrong number of inputs) or :class:`ArgumentError` when made.
+    Raises :class:`SchemaError` (an unknown type, a wrong number of inputs) or :class:`ArgumentError` when
+    made.
     """
 
     __slots__ = ("args", "definition", "index", "inputs", "net_name", "outputs", "schema", "type")
@@ -69,7 +71,7 @@ class Operator:
                 (o, self.inputs.index(n)) for o, n in enumerate(self.outputs) if n in self.inputs
             ):
                 self._check_inplace(i, output, specs[i], found[output])
-            return found[: len(self.outputs)]
+            return [_forget(s, specs) for s in found[: len(self.outputs)]]
         except GpunetError as error:
             raise error.locate(self.where) from None
 
@@ -86,3 +88,10 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"Operator({self.type}: {', '.join(self.inputs)} -> {', '.join(self.outputs)})"
+
+
+def _forget(found: BlobSpec | None, inputs: Sequence[BlobSpec | None]) -> BlobSpec | None:
+    """A rule that passes the spec of an input on speaks of its shape and type, not of its elements."""
+    if isinstance(found, TensorSpec) and found.known is not None and any(found is s for s in inputs):
+        return TensorSpec(found.shape, found.dtype)
+    return found

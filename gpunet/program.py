@@ -1,8 +1,8 @@
 """Compiled nets: operators resolved once, bound to buffers, and run as a flat list of steps.
 
-A net is cut at its dynamic operators (those whose output shapes depend on data) into segments. A static segment is bound when it is first
-reached and again only when a blob that it touches was replaced (another shape or type, or a buffer that another net claimed);
-between those times, running it is walking a list.
+A net is cut at its dynamic operators (those whose output shapes depend on data) into segments. A static
+segment is bound when it is first reached and again only when a blob that it touches was replaced (another
+shape or type, or a buffer that another net claimed); between those times, running it is walking a list.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Program:
         self.contexts = self._make_contexts()
         self._scratch: dict[Device, Any] = {}
         self._step_buffers: dict[Device, Buffer] = {}
-        self._segments = self._cut()
+        self._segments: dict[int, Segment] = {}
 
     def run(self) -> None:
         """Runs all operators once. An error names the operator; blobs written before it keep their new values."""
@@ -81,12 +81,26 @@ class Program:
         for device, buffer in self._step_buffers.items():
             source = backend(device)
             source.copy_in(buffer, np.array([self.state.step], dtype=np.uint64), source.stream)
+        position = 0
         with np.errstate(all="ignore"):
-            for segment in self._segments:
-                if segment.epoch != workspace.epoch:
-                    segment.bind()
+            while position < len(self.operators):
+                segment = self._segments.get(position)
+                if segment is None or segment.epoch != workspace.epoch:
+                    segment = self._bound_segment(position)
                 segment.run()
+                position = segment.stop
         self.state.step += 1
+
+    def _bound_segment(self, start: int) -> Segment:
+        """The segment that starts at an operator, bound to the blobs as they are now."""
+        segment = self._segments.get(start)
+        if not isinstance(segment, StaticSegment):
+            segment = StaticSegment(self, start)
+        segment.bind()
+        if segment.stop == start:
+            segment = DynamicSegment(self, start)
+        self._segments[start] = segment
+        return segment
 
     def _make_contexts(self) -> list[KernelContext]:
         seen: Counter[str] = Counter()
@@ -99,33 +113,17 @@ class Program:
             seen[output] += 1
         return contexts
 
-    def _cut(self) -> list[Segment]:
-        segments: list[Segment] = []
-        start = 0
-        for index, op in enumerate(self.operators):
-            if op.dynamic:
-                if start < index:
-                    segments.append(StaticSegment(self, start, index))
-                segments.append(DynamicSegment(self, index))
-                start = index + 1
-        if start < len(self.operators):
-            segments.append(StaticSegment(self, start, len(self.operators)))
-        return segments
-
     def scratch(self, device: Device, specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
-        """Storage for the scratch of one operator. All operators on a device share it: only one runs at a time."""
+        """Storage for the scratch of one operator.
+
+        All operators on a device share it: only one runs at a time.
+        """
         offsets = [0]
         for s in specs:
             offsets.append(offsets[-1] + -(-s.nbytes // ALIGNMENT) * ALIGNMENT)
-        memory = self._scratch.get(device)
+        memory: Any = self._scratch.get(device)
         if memory is None or memory.nbytes < offsets[-1]:
-            size = offsets[-1]
-            memory = (
-                aligned_bytes(size)
-                if device == CPU
-                else Buffer.empty(backend(device), _bytes(size), "scratch")
-            )
-            self._scratch[device] = memory
+            memory = self._scratch[device] = _memory(device, offsets[-1])
         if device == CPU:
             return tuple(
                 memory[at : at + s.nbytes].view(s.dtype).reshape(s.shape)
@@ -145,15 +143,14 @@ class Program:
 
 
 class Segment(ABC):
-    """A run of operators of a program that is bound together."""
+    """A run of operators of a program, from one position to another."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program, start: int, stop: int) -> None:
+        self.program = program
+        self.start = start
+        self.stop = stop
         #: The workspace's epoch at which the bindings were last known to hold.
         self.epoch = -1
-
-    @abstractmethod
-    def bind(self) -> None:
-        """Makes the segment ready to run on the blobs as they are now."""
 
     @abstractmethod
     def run(self) -> None:
@@ -161,14 +158,11 @@ class Segment(ABC):
 
 
 class StaticSegment(Segment):
-    """Operators whose output shapes follow from input shapes."""
+    """Operators whose output shapes follow from input shapes: all from its start to the first for which they do not."""
 
-    def __init__(self, program: Program, start: int, stop: int) -> None:
-        super().__init__()
-        self._program = program
-        self._operators = list(enumerate(program.operators))[start:stop]
-        self._readers = _first_readers(self._operators)
-        self._graphs: dict[tuple[tuple[str, BlobSpec], ...], Graph] = {}
+    def __init__(self, program: Program, start: int) -> None:
+        super().__init__(program, start, start)
+        self._graphs: list[tuple[dict[str, BlobSpec], Graph, int]] = []
         self._steps: list[Step] = []
         self._stable = False
         self._bound: dict[tuple[str, Device], Any] = {}
@@ -176,12 +170,13 @@ class StaticSegment(Segment):
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
 
     def run(self) -> None:
+        """Runs the bound steps, once what they read is where they read it."""
         for blob, device in self._entries:
             if device not in blob.valid:
-                self._program.workspace.bring(blob.name, device)
+                self.program.workspace.bring(blob.name, device)
         node: Node | None = None
         try:
-            for function, arguments, node in self._steps:
+            for function, arguments, node in self._steps:  # noqa: B007 (the handler names it)
                 function(*arguments)
         except Exception as error:
             _blame(error, "" if node is None else node.where)
@@ -189,7 +184,8 @@ class StaticSegment(Segment):
             blob.commit(spec, valid)
 
     def bind(self) -> None:
-        workspace = self._program.workspace
+        """Makes the segment ready to run on the blobs as they are now; sets where it stops."""
+        workspace = self.program.workspace
         if not self._holds(workspace):
             self._bind(workspace)
         self.epoch = workspace.epoch if self._stable else -1
@@ -228,24 +224,28 @@ class StaticSegment(Segment):
         self._stable = all(finals.get(key, value) is value for key, value in entries.items())
 
     def _graph(self, workspace: Workspace) -> Graph:
-        specs: dict[str, BlobSpec] = {}
-        for name, (op, index) in self._readers.items():
+        for specs, graph, stop in self._graphs:
+            if all(_equal(workspace.spec(name), found) for name, found in specs.items()):
+                self.stop = stop
+                return graph
+        specs = {}
+
+        def spec_of(op: Operator, index: int) -> BlobSpec:
+            name = op.inputs[index]
             found = workspace.spec(name)
             if found is None:
                 raise _missing(workspace, op, index)
             specs[name] = found
-        key = tuple(specs.items())
-        graph = self._graphs.get(key)
-        if graph is None:
-            if len(self._graphs) >= _MAX_CACHED_SHAPES:
-                self._graphs.clear()
-            graph = build(self._operators, specs)
-            graph = insert_copies(place(graph, workspace.device, strict=workspace.strict))
-            self._graphs[key] = graph
+            return found
+
+        graph, self.stop = build(self.program.operators, self.start, spec_of)
+        graph = insert_copies(place(graph, workspace.device, strict=workspace.strict))
+        del self._graphs[_MAX_CACHED_SHAPES - 1 :]
+        self._graphs.insert(0, (specs, graph, self.stop))
         return graph
 
     def _make_steps(self, graph: Graph, storage: dict[Value, Any]) -> list[Step]:
-        program = self._program
+        program = self.program
         wanted = [_wanted_scratch(node) for node in graph.nodes]
         for node, specs in zip(graph.nodes, wanted, strict=True):
             program.scratch(node.device, specs)
@@ -268,30 +268,41 @@ class StaticSegment(Segment):
 
 
 class DynamicSegment(Segment):
-    """One operator that returns fresh values, because their shapes depend on data or they are no tensors. It runs on the CPU."""
+    """One operator that returns fresh values: their shapes depend on data, or they are no tensors.
 
-    def __init__(self, program: Program, index: int) -> None:
-        super().__init__()
-        self._workspace = program.workspace
-        self._op = program.operators[index]
+    It runs on the CPU.
+    """
+
+    def __init__(self, program: Program, start: int) -> None:
+        super().__init__(program, start, start + 1)
+        self._op = program.operators[start]
         self._kernel = find(self._op, CPU.kind)
-        self._context = program.contexts[index]
-
-    def bind(self) -> None:
-        self.epoch = self._workspace.epoch
 
     def run(self) -> None:
-        op, workspace = self._op, self._workspace
+        """Runs the kernel and takes over what it returns."""
+        op, workspace = self._op, self.program.workspace
         inputs = tuple(_read(workspace, op, i) for i in range(len(op.inputs)))
-        op.infer([workspace.spec(name) for name in op.inputs])
-        try:
-            values = self._kernel.function(inputs, (), op.args, self._context)
-            if self._kernel.binds:
-                values = values()
-        except Exception as error:
-            _blame(error, op.where)
+        values = _fresh_values(self._kernel, inputs, self.program.contexts[self.start])
         for name, value in zip(op.outputs, values, strict=True):
             workspace.put(name, value)
+
+
+def _fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContext) -> Sequence[Any]:
+    """What the kernel of a dynamic operator returns."""
+    op = context.op
+    try:
+        values = kernel.function(inputs, (), op.args, context)
+        return values() if kernel.binds else values
+    except Exception as error:
+        _blame(error, op.where)
+
+
+def _fill_outputs(
+    kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...], context: KernelContext
+) -> None:
+    """Runs the kernel of a dynamic operator where its shapes are known after all."""
+    for target, value in zip(outputs, _fresh_values(kernel, inputs, context), strict=True):
+        np.copyto(target, value)
 
 
 def _with_device(net: NetDef, op: OperatorDef) -> OperatorDef:
@@ -303,16 +314,8 @@ def _with_device(net: NetDef, op: OperatorDef) -> OperatorDef:
     return copy
 
 
-def _first_readers(operators: Sequence[tuple[int, Operator]]) -> dict[str, tuple[Operator, int]]:
-    """For each blob that is read before it is written: the first operator that does, and which input it is."""
-    readers: dict[str, tuple[Operator, int]] = {}
-    made: set[str] = set()
-    for _, op in operators:
-        for i, name in enumerate(op.inputs):
-            if name not in made:
-                readers.setdefault(name, (op, i))
-        made.update(op.outputs)
-    return readers
+def _equal(a: BlobSpec | None, b: BlobSpec) -> bool:
+    return a == b and (not isinstance(b, TensorSpec) or (isinstance(a, TensorSpec) and a.known == b.known))
 
 
 def _missing(workspace: Workspace, op: Operator, index: int) -> BlobError:
@@ -365,8 +368,10 @@ def _wanted_scratch(node: Node) -> Sequence[TensorSpec]:
     return node.kernel.scratch(node.op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
 
 
-def _bytes(size: int) -> TensorSpec:
-    return TensorSpec((size,), np.dtype(np.uint8))
+def _memory(device: Device, size: int) -> Any:
+    if device == CPU:
+        return aligned_bytes(size)
+    return Buffer.empty(backend(device), TensorSpec((size,), np.dtype(np.uint8)), "scratch")
 
 
 def _copy(source: Any, target: Any) -> Callable[[], None]:
@@ -376,6 +381,9 @@ def _copy(source: Any, target: Any) -> Callable[[], None]:
 
 
 def _make_step(node: Node, kernel: Kernel, arguments: tuple[Any, ...]) -> Step:
+    inputs, outputs, _, context = arguments
+    if node.device == CPU and context.op.dynamic:
+        return Step(_fill_outputs, (kernel, inputs, outputs, context), node)
     if not kernel.binds:
         return Step(kernel.function, arguments, node)
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias, Union
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ class TensorSpec:
 
     shape: Shape
     dtype: np.dtype
+    #: The elements of a small tensor of whole numbers that follow from shapes alone (the output of Shape, say), so that what
+    #: depends on them can be inferred; ``None`` where only running tells. Specs that differ in this alone are equal.
+    known: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
     def rank(self) -> int:
@@ -57,7 +60,7 @@ class OpaqueSpec:
         return self.kind
 
 
-BlobSpec: TypeAlias = Union[TensorSpec, OpaqueSpec]
+BlobSpec: TypeAlias = TensorSpec | OpaqueSpec
 
 
 def spec(shape: Shape, dtype: npt.DTypeLike) -> TensorSpec:

@@ -119,9 +119,12 @@ def _register(
                 raise DataTypeError(
                     f"{describe(op, i, found)} does not fit, wanted one element of {fill_dtype(op)}"
                 )
-        if dynamic(op):
+        if dynamic(op) and (not _shape_from_values(op) or inputs[0].known is None):
             return [None]
-        shape = (*inputs[0].shape, *op.args.extra_shape) if inputs else tuple(op.args.shape)
+        shape = tuple(op.args.shape)
+        if inputs:
+            shape = inputs[0].known if _shape_from_values(op) else inputs[0].shape
+            shape = (*shape, *op.args.extra_shape)
         if shape_check is not None:
             shape_check(shape)
         if hasattr(op.args, "values"):

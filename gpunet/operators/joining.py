@@ -45,7 +45,7 @@ def _infer_concat(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec]:
     want_same_type(op, inputs)
     first, added = inputs[0], op.args.add_axis
     axis = join_axis(op, first.rank + added)
-    total = 0
+    sizes = tuple(1 if added else x.shape[axis] for x in inputs if x.rank == first.rank)
     for i, x in enumerate(inputs):
         fits = x.rank == first.rank and all(
             n == m for d, (n, m) in enumerate(zip(x.shape, first.shape, strict=True)) if added or d != axis
@@ -55,9 +55,8 @@ def _infer_concat(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec]:
             raise ShapeError(
                 f"{describe(op, i, x)} does not fit {describe(op, 0, first)}, wanted equal sizes{other}"
             )
-        total += 1 if added else x.shape[axis]
-    rest = (*first.shape[:axis], total, *first.shape[axis + (not added) :])
-    return [first.with_shape(*rest), TensorSpec((len(inputs),), np.dtype(np.int32))]
+    rest = (*first.shape[:axis], sum(sizes), *first.shape[axis + (not added) :])
+    return [first.with_shape(*rest), TensorSpec((len(inputs),), np.dtype(np.int32), sizes)]
 
 
 def _concat_gradient(g: GradientBuilder) -> list[OperatorDef]:
@@ -100,10 +99,11 @@ def split_sizes(op: Operator, size: int, given: Sequence[int] | None) -> list[in
 def _infer_split(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec | None]:
     x = inputs[0]
     axis = join_axis(op, x.rank)
-    if len(inputs) == 2:
+    given = inputs[1].known if len(inputs) == 2 else None
+    if len(inputs) == 2 and given is None:
         return [None] * len(op.outputs)
     try:
-        sizes = split_sizes(op, x.shape[axis], None)
+        sizes = split_sizes(op, x.shape[axis], given)
     except ShapeError as error:
         raise ShapeError(f"{describe(op, 0, x)}, dimension {axis}: {error}") from None
     kept = [() if op.args.add_axis else (n,) for n in sizes]

@@ -49,15 +49,18 @@ def resolve_shape(found: Shape, wanted: Sequence[int]) -> Shape:
 
 def _infer_reshape(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec | None]:
     x = inputs[0]
-    old_shape = TensorSpec((x.rank,), np.dtype(np.int64))
+    old_shape = TensorSpec((x.rank,), np.dtype(np.int64), x.shape)
+    wanted = op.args.shape
     if len(inputs) == 2:
         if inputs[1].dtype not in INDICES or inputs[1].rank != 1:
             raise DataTypeError(
                 f"{describe(op, 1, inputs[1])} cannot be a shape, wanted 1-dimensional int64 or int32"
             )
-        return [None, old_shape]
+        if inputs[1].known is None:
+            return [None, old_shape]
+        wanted = inputs[1].known
     try:
-        return [x.with_shape(*resolve_shape(x.shape, op.args.shape)), old_shape]
+        return [x.with_shape(*resolve_shape(x.shape, wanted)), old_shape]
     except ShapeError as error:
         raise ShapeError(f"{describe(op, 0, x)}: {error}") from None
 
@@ -294,9 +297,9 @@ for _from, _to in (("NCHW", "NHWC"), ("NHWC", "NCHW")):
 
 
 def _infer_shape(op: Operator, inputs: Sequence[Any]) -> list[TensorSpec]:
-    for axis in op.args.axes:
-        canonical_axis(axis, inputs[0].rank, "axes")
-    return [TensorSpec((len(op.args.axes) or inputs[0].rank,), np.dtype(np.int64))]
+    shape = inputs[0].shape
+    chosen = tuple(shape[canonical_axis(axis, len(shape), "axes")] for axis in op.args.axes) or shape
+    return [TensorSpec((len(chosen),), np.dtype(np.int64), chosen)]
 
 
 register(
@@ -311,7 +314,7 @@ register(
     "Size",
     inputs=[Input("X", "tensor of any shape")],
     outputs=[Output("size", "int64 scalar")],
-    infer=lambda op, inputs: [TensorSpec((), np.dtype(np.int64))],
+    infer=lambda op, inputs: [TensorSpec((), np.dtype(np.int64), (inputs[0].size,))],
     gradient=NO_GRADIENT,
     doc="The number of elements of a tensor.",
 )
