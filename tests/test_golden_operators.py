@@ -37,7 +37,7 @@ def cases(path: Path) -> Iterator[Case]:
 
 
 def difference(got: Any, wanted: np.ndarray, *, values: bool = True) -> str:
-    """How an output differs from the recorded one, if it does; random values cannot agree (``values=False``)."""
+    """How an output differs from the recorded one, if it does. Random values: ``values=False``."""
     got = np.asarray(got)
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         return f"is {got.dtype} {got.shape}, wanted {wanted.dtype} {wanted.shape}"
