@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +137,7 @@ def padding_views(window: Window, columns: Array) -> list[Array]:
         if found is None:
             views.append(mine)
             continue
-        for axis, (inside, count) in enumerate(zip(found[0], window.output)):
+        for axis, (inside, count) in enumerate(zip(found[0], window.output, strict=False)):
             before: Slices = (slice(None),) * (3 + axis)
             if inside.start > 0:
                 views.append(mine[(*before, slice(0, inside.start))])
@@ -172,3 +172,69 @@ def stacked_outputs(layout: Layout, memory: Array, count: int) -> tuple[Array, A
     filters = layout.filters // groups
     flat = memory[: layout.filters * count * w.positions]
     return flat.reshape(groups, filters, count, *w.output), flat.reshape(groups, filters, count * w.positions)
+
+
+class Spread(NamedTuple):
+    """The columns of one block of images."""
+
+    paddings: list[Array]  #: parts of the columns that lie in the padding
+    pairs: list[
+        tuple[Array, Array]
+    ]  #: (columns, images): equal shapes, a pair a tap; none where the images serve as columns
+    matrices: Array  #: columns as matrices (group, element, position)
+
+    def gather(self) -> None:
+        """Copies the images into the columns."""
+        for view in self.paddings:
+            view.fill(0)
+        for columns, images in self.pairs:
+            np.copyto(columns, images, casting="same_kind")
+
+    def scatter(self) -> None:
+        """Adds the columns to the images."""
+        for columns, images in self.pairs:
+            np.add(images, columns, out=images, casting="same_kind")
+
+
+class Stack(NamedTuple):
+    """The outputs of one block of images, or their gradients."""
+
+    outputs: Array  #: canonical
+    copy: Array | None  #: a copy, where their own memory does not serve as matrices
+    matrices: Array  #: one of the two as matrices (group, output channel, position)
+
+
+def memory_of(size: int, dtype: np.dtype, declared: Array) -> Array:
+    """Flat scratch memory, made here where none was declared: only arrays tell that they are not contiguous."""
+    return declared if declared.size >= size else np.empty(size, dtype)
+
+
+def spread_blocks(layout: Layout, images: Array, memory: Array) -> list[Spread]:
+    """The columns of each block of ``images``, in flat memory."""
+    window = layout.window
+    canonical = canonical_images(images, layout.groups, window.channels_last)
+    spreads = []
+    for first, last in layout.blocks():
+        matrices = image_matrices(layout, images, first, last) if layout.pointwise else None
+        if matrices is not None:
+            spreads.append(Spread([], [], matrices))
+        else:
+            memory = memory_of(layout.columns_size(), layout.dtype, memory)
+            columns, matrices = columns_views(layout, memory, last - first)
+            pairs = tap_pairs(window, columns, canonical[:, :, first:last])
+            spreads.append(Spread(padding_views(window, columns), pairs, matrices))
+    return spreads
+
+
+def stack_blocks(layout: Layout, outputs: Array, memory: Array) -> list[Stack]:
+    """The outputs of each block, in flat memory where they have to be copied."""
+    canonical = canonical_images(outputs, layout.groups, layout.window.channels_last)
+    stacks = []
+    for first, last in layout.blocks():
+        copy = None
+        matrices = image_matrices(layout, outputs, first, last)
+        if matrices is None:
+            memory = memory_of(layout.output_size(), layout.dtype, memory)
+            copy, matrices = stacked_outputs(layout, memory, last - first)
+        stacks.append(Stack(canonical[:, :, first:last], copy, matrices))
+    return stacks

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.columns import (
-    Layout,
-    canonical_images,
-    columns_views,
-    image_matrices,
-    needs_stacking,
-    padding_views,
-    plan,
-    stacked_outputs,
-    tap_pairs,
-)
+from gpunet.cpu_fallback.columns import Layout, memory_of, needs_stacking, plan, spread_blocks, stack_blocks
+from gpunet.cpu_fallback.lanes import LANES, run_lanes
+from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
+from gpunet.cpu_fallback.tiles import bind_tiles, plan_tiles
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
@@ -30,36 +23,6 @@ Arrays = tuple[Array, ...]
 Run = Callable[[], None]
 
 
-class Spread(NamedTuple):
-    """The columns of one block of images."""
-
-    paddings: list[Array]  #: parts of the columns that lie in the padding
-    pairs: list[
-        tuple[Array, Array]
-    ]  #: (columns, images): equal shapes, a pair a tap; none where the images serve as columns
-    matrices: Array  #: columns as matrices (group, element, position)
-
-    def gather(self) -> None:
-        """Copies the images into the columns."""
-        for view in self.paddings:
-            view.fill(0)
-        for columns, images in self.pairs:
-            np.copyto(columns, images, casting="same_kind")
-
-    def scatter(self) -> None:
-        """Adds the columns to the images."""
-        for columns, images in self.pairs:
-            np.add(images, columns, out=images, casting="same_kind")
-
-
-class Stack(NamedTuple):
-    """The outputs of one block of images, or their gradients."""
-
-    outputs: Array  #: canonical
-    copy: Array | None  #: a copy, where their own memory does not serve as matrices
-    matrices: Array  #: one of the two as matrices (group, output channel, position)
-
-
 def _layout(args: Arguments, x: Any, w: Any) -> Layout:
     """The layout for X and W, given as specs or as arrays."""
     window = convolution_window(args, spec(x.shape, x.dtype), spec(w.shape, w.dtype))
@@ -67,65 +30,57 @@ def _layout(args: Arguments, x: Any, w: Any) -> Layout:
     return plan(window, args.group, x.shape[0], channels, w.shape[0], x.dtype)
 
 
-def _memory(ctx: KernelContext, index: int, size: int, dtype: np.dtype) -> Array:
-    """Flat scratch memory; made here where none was declared, since only the arrays tell that they are not contiguous."""
-    declared: Array = ctx.scratch[index]
-    return declared if declared.size >= size else np.empty(size, dtype)
-
-
-def _spreads(layout: Layout, images: Array, ctx: KernelContext) -> list[Spread]:
-    """The columns of each block of ``images`` in the first scratch memory."""
-    window = layout.window
-    canonical = canonical_images(images, layout.groups, window.channels_last)
-    spreads = []
-    for first, last in layout.blocks():
-        matrices = image_matrices(layout, images, first, last) if layout.pointwise else None
-        if matrices is not None:
-            spreads.append(Spread([], [], matrices))
-        else:
-            memory = _memory(ctx, 0, layout.columns_size(), layout.dtype)
-            columns, matrices = columns_views(layout, memory, last - first)
-            pairs = tap_pairs(window, columns, canonical[:, :, first:last])
-            spreads.append(Spread(padding_views(window, columns), pairs, matrices))
-    return spreads
-
-
-def _stacks(layout: Layout, outputs: Array, ctx: KernelContext) -> list[Stack]:
-    """The outputs of each block, in the second scratch memory where they have to be copied."""
-    canonical = canonical_images(outputs, layout.groups, layout.window.channels_last)
-    stacks = []
-    for first, last in layout.blocks():
-        copy = None
-        matrices = image_matrices(layout, outputs, first, last)
-        if matrices is None:
-            memory = _memory(ctx, 1, layout.output_size(), layout.dtype)
-            copy, matrices = stacked_outputs(layout, memory, last - first)
-        stacks.append(Stack(canonical[:, :, first:last], copy, matrices))
-    return stacks
-
-
 def _filter_matrices(layout: Layout, filters: Array) -> Array:
     return filters.reshape(layout.filter_shape).astype(layout.dtype, copy=False)
 
 
 def _scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    """Memory for columns and for stacked outputs."""
     layout = _layout(op.args, inputs[0], inputs[1])
     stacking = needs_stacking(layout, inputs[0].dtype)
     columns = 0 if layout.pointwise and not stacking else layout.columns_size()
     return [spec((columns,), layout.dtype), spec((layout.output_size() if stacking else 0,), layout.dtype)]
 
 
-@kernel(*CONVOLUTIONS, binds=True, scratch=_scratch)
-def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Run:
-    """``Y = W columns(X) + b``, a matrix product for each block of images."""
-    x, w = inputs[0], inputs[1]
+def _rows(args: Arguments, x: Any, w: Any) -> RowPlan | None:
     layout = _layout(args, x, w)
-    spreads, stacks = _spreads(layout, x, ctx), _stacks(layout, outputs[0], ctx)
+    if layout.pointwise or layout.groups > 1:
+        return None
+    return plan_rows(layout.window, layout.batch, layout.channels, layout.filters, x.dtype)
+
+
+def _forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    rows = _rows(op.args, inputs[0], inputs[1])
+    if rows is None:
+        return _scratch(op, inputs, outputs)
+    sizes = [inputs[1].size, *(rows.columns_size, rows.stacked_size) * LANES]
+    return [spec((size,), rows.dtype) for size in sizes]
+
+
+@kernel(*CONVOLUTIONS, binds=True, scratch=_forward_scratch)
+def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Run:
+    """``Y = W columns(X) + b``: matrix products for each row of a block of images, or for the whole block."""
+    x, w = inputs[0], inputs[1]
     bias = inputs[2] if len(inputs) > 2 else None
+    rows = _rows(args, x, w)
+    if rows is None:
+        return _by_blocks(_layout(args, x, w), x, w, bias, outputs[0], ctx)
+    filters, *memory = ctx.scratch
+    lanes = bind_rows(rows, x, outputs[0], filters, bias, list(zip(memory[::2], memory[1::2], strict=True)))
+
+    def run() -> None:
+        order_filters(rows, w, filters)
+        run_lanes(lanes)
+
+    return run
+
+
+def _by_blocks(layout: Layout, x: Array, w: Array, bias: Array | None, y: Array, ctx: KernelContext) -> Run:
+    spreads, stacks = spread_blocks(layout, x, ctx.scratch[0]), stack_blocks(layout, y, ctx.scratch[1])
 
     def run() -> None:
         filters = _filter_matrices(layout, w)
-        for spread, (results, copy, products) in zip(spreads, stacks):
+        for spread, (results, copy, products) in zip(spreads, stacks, strict=True):
             spread.gather()
             np.matmul(filters, spread.matrices, out=products)
             if copy is None:
@@ -142,6 +97,9 @@ def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCon
 
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
+    tiles = plan_tiles(layout)
+    if tiles is not None:
+        return tiles.scratch(inputs[0].dtype)
     parts = 1 if layout.block < layout.batch else 0
     totals = 1 if layout.dtype != inputs[1].dtype else 0
     size = inputs[1].size
@@ -160,12 +118,15 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     dw = outputs[0]
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if len(outputs) == (2 if args.no_bias else 3) else None
-    spreads, stacks = _spreads(layout, x, ctx), _stacks(layout, dy, ctx)
-    backs = _spreads(layout, dx, ctx) if dx is not None else []
+    tiles = plan_tiles(layout)
+    if tiles is not None:
+        return bind_tiles(tiles, x, w, dy, dw, db, dx, ctx.scratch)
+    spreads, stacks = spread_blocks(layout, x, ctx.scratch[0]), stack_blocks(layout, dy, ctx.scratch[1])
+    backs = spread_blocks(layout, dx, ctx.scratch[0]) if dx is not None else []
     axes = tuple(range(dy.ndim - 1)) if layout.window.channels_last else (0, *range(2, dy.ndim))
-    part = _memory(ctx, 2, dw.size if len(spreads) > 1 else 0, layout.dtype)[: dw.size]
+    part = memory_of(dw.size if len(spreads) > 1 else 0, layout.dtype, ctx.scratch[2])[: dw.size]
     direct = dw.dtype == layout.dtype and dw.flags.c_contiguous
-    total = dw if direct else _memory(ctx, 3, dw.size, layout.dtype)
+    total = dw if direct else memory_of(dw.size, layout.dtype, ctx.scratch[3])
     part, total = (
         m.reshape(layout.filter_shape if m.size else (0,))
         for m in (part, total[: dw.size] if not direct else total)
@@ -177,7 +138,7 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
             total.fill(0)
         if dx is not None:
             dx.fill(0)
-        for i, (spread, (gradients, copy, products)) in enumerate(zip(spreads, stacks)):
+        for i, (spread, (gradients, copy, products)) in enumerate(zip(spreads, stacks, strict=False)):
             if copy is not None:
                 np.copyto(copy, gradients, casting="same_kind")
             spread.gather()

@@ -33,7 +33,7 @@ def pooling_window(op: Operator, x: TensorSpec) -> Window:
             f"argument 'dilations' is {list(window.dilation)}, wanted 1: pooling windows have no gaps"
         )
     if not op.args.global_pooling and not op.args.legacy_pad:
-        for head, tail, kernel in zip(window.head, window.tail, window.kernel):
+        for head, tail, kernel in zip(window.head, window.tail, window.kernel, strict=False):
             if max(head, tail) >= kernel:
                 raise ArgumentError(
                     f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel {list(window.kernel)}"

@@ -111,7 +111,7 @@ def _per_dimension(args: Arguments, name: str, rank: int, default: int | None) -
     if all(side is not None for side in sides) and rank == 2:
         return (sides[0], sides[1])
     if any(side is not None for side in sides):
-        given = ", ".join(f"'{name}_{s}'" for s, side in zip("hw", sides) if side is not None)
+        given = ", ".join(f"'{name}_{s}'" for s, side in zip("hw", sides, strict=False) if side is not None)
         raise ArgumentError(
             f"argument {given} is given for {rank} spatial dimensions, wanted '{name}_h' and '{name}_w' for two, or '{name}s'"
         )

@@ -1,0 +1,37 @@
+"""Lanes: the shares of a kernel's work that may run at the same time.
+
+Work is always cut into :data:`LANES` lanes, whatever the number of threads, so results are the same bit for bit on
+any machine. Products inside of a lane have to be smaller than :data:`SMALL_PRODUCT`: OpenBLAS then uses neither
+threads of its own nor packed copies of its operands, which is also the fastest way to multiply small matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpunet.cpu_fallback.threads import THREAD_BYTES, split
+
+LANES: Final = 2
+#: Rows times columns times depth of the largest product that OpenBLAS leaves to its small-matrix kernels.
+SMALL_PRODUCT: Final = 1_000_000
+
+
+def run_lanes(lanes: Sequence[Callable[[], None]]) -> None:
+    """Runs all lanes, each of which is worth a thread, and returns when all are done; an error in one is raised here."""
+
+    def work(begin: int, end: int) -> None:
+        for lane in lanes[begin:end]:
+            lane()
+
+    split(len(lanes), THREAD_BYTES, work)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``; 0 where there is none."""
+    return next((n for n in range(min(number, most), 0, -1) if number % n == 0), 0)
+
+
+def tile_rows(rows: int, depth: int, columns: int) -> int:
+    """The largest divisor of ``rows`` for which the product of a tile stays small; 0 where there is none."""
+    return largest_divisor(rows, SMALL_PRODUCT // max(1, depth * columns))
