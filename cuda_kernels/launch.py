@@ -1,4 +1,6 @@
-"""Launches: arguments checked against the declared signature once, when a program is bound; then only put on the stream."""
+"""Launches: arguments checked against the declared signature once, when a program is bound; then only put on
+the stream.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def elementwise(count: int, *, per_thread: int = 1) -> Grid:
 
 
 def rows(count: int, width: int) -> Grid:
-    """(blocks, threads) for kernels in which a block reduces a row of ``width`` elements and strides over ``count`` rows.
+    """(blocks, threads) for kernels in which a block reduces a row of ``width`` elements and strides over
+    ``count`` rows.
 
     Threads are a power of two and a multiple of the warp, as the block reductions of include/gpunet.cuh want.
     """
@@ -38,7 +41,13 @@ def rows(count: int, width: int) -> Grid:
 
 
 def prepare(
-    ctx: KernelContext, kernel: Kernel, types: tuple[np.dtype, ...], arguments: tuple[Any, ...], grid: Grid, *, shared: int = 0
+    ctx: KernelContext,
+    kernel: Kernel,
+    types: tuple[np.dtype, ...],
+    arguments: tuple[Any, ...],
+    grid: Grid,
+    *,
+    shared: int = 0,
 ) -> Callable[[], None]:
     """Checks ``arguments`` against the signature and returns the launch, ready to be repeated.
 
@@ -46,7 +55,8 @@ def prepare(
         ctx: the context of the operator, with the device and the stream.
         kernel: the declared kernel.
         types: element types for its type parameters.
-        arguments: a :class:`Buffer` for each pointer (``None`` passes a null pointer), a number for each scalar.
+        arguments: a :class:`Buffer` for each pointer (``None`` passes a null pointer), a number for each
+            scalar.
         grid: from :func:`elementwise` or :func:`rows`.
         shared: bytes of dynamic shared memory.
 
@@ -62,11 +72,17 @@ def prepare(
     values = []
     for parameter, argument in zip(kernel.parameters, arguments, strict=True):
         if parameter.pointer:
-            values.append(ctypes.c_void_p(_address(name, parameter.name, argument, kernel.element_type(parameter, types), backend)))
+            values.append(
+                ctypes.c_void_p(
+                    _address(name, parameter.name, argument, kernel.element_type(parameter, types), backend)
+                )
+            )
         elif isinstance(argument, (int, float, np.generic, bool)):
             values.append(scalar(parameter.type, argument))
         else:
-            raise KernelError(f"kernel {name!r}: argument {parameter.name!r} is {argument!r}, wanted a {parameter.type}")
+            raise KernelError(
+                f"kernel {name!r}: argument {parameter.name!r} is {argument!r}, wanted a {parameter.type}"
+            )
     params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     function = backend.function(kernel.module, name)
     blocks, threads = (grid[0], 1, 1), (grid[1], 1, 1)
@@ -83,11 +99,15 @@ def _address(kernel: str, name: str, argument: Any, wanted: np.dtype, backend: A
     if argument is None:
         return None
     if not isinstance(argument, Buffer):
-        raise KernelError(f"kernel {kernel!r}: argument {name!r} is {type(argument).__name__}, wanted a buffer")
+        raise KernelError(
+            f"kernel {kernel!r}: argument {name!r} is {type(argument).__name__}, wanted a buffer"
+        )
     if argument.dtype != wanted:
         raise DataTypeError(f"kernel {kernel!r}: argument {name!r} holds {argument.dtype}, wanted {wanted}")
     if argument.backend is not backend:
-        raise DeviceError(f"kernel {kernel!r}: argument {name!r} is on {argument.backend.device}, wanted {backend.device}")
+        raise DeviceError(
+            f"kernel {kernel!r}: argument {name!r} is on {argument.backend.device}, wanted {backend.device}"
+        )
     return argument.pointer
 
 

@@ -1,11 +1,13 @@
 """Declared signatures of CUDA kernels: what a launch passes is checked against them, and so are the sources.
 
-A kernel is declared with the parameter list of its C++ function, with type parameters in place of element types::
+A kernel is declared with the parameter list of its C++ function, with type parameters in place of element
+types::
 
     RELU = Kernel("activation", "relu_fwd", "const T* x, T* y, int64 n", T=FLOATS)
 
-stands for the functions ``relu_fwd_f32(const float* x, float* y, int64 n)`` and so on in ``activation.cu``. Several type parameters give
-several suffixes, in the order in which they are declared: ``gather_fwd_f32_i64``.
+stands for the functions ``relu_fwd_f32(const float* x, float* y, int64 n)`` and so on in ``activation.cu``.
+Several type parameters give several suffixes, in the order in which they are declared:
+``gather_fwd_f32_i64``.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class Kernel:
     def _parse(self, text: str) -> Parameter:
         match = _PARAMETER.match(text)
         if match is None:
-            raise SchemaError(f"kernel {self.name!r}: cannot read parameter {text!r}, wanted '[const] type[*] name'")
+            raise SchemaError(
+                f"kernel {self.name!r}: cannot read parameter {text!r}, wanted '[const] type[*] name'"
+            )
         const, type, star, name = match.groups()
         known = type in self.types or (type in _ELEMENTS if star else type in _SCALARS)
         if not known:
@@ -102,11 +106,15 @@ class Kernel:
         yield from itertools.product(*self.types.values())
 
     def function_name(self, *types: np.dtype) -> str:
-        """Name of the function for these element types; raises :class:`DataTypeError` if it is not instantiated."""
+        """Name of the function for these element types; raises :class:`DataTypeError` if it is not
+        instantiated.
+        """
         for key, found in zip(self.types, types, strict=True):
             if found not in self.types[key]:
                 wanted = ", ".join(t.name for t in self.types[key])
-                raise DataTypeError(f"kernel {self.name!r} is not made for {key} = {found}, wanted one of {wanted}")
+                raise DataTypeError(
+                    f"kernel {self.name!r} is not made for {key} = {found}, wanted one of {wanted}"
+                )
         return "_".join([self.name, *(SUFFIXES[t][0] for t in types)])
 
     def element_type(self, parameter: Parameter, types: Sequence[np.dtype]) -> np.dtype:
@@ -117,9 +125,13 @@ class Kernel:
 
     def cpp_parameters(self, *types: np.dtype) -> str:
         """The C++ parameter types of one instance, as a list for a function pointer."""
-        names = [SUFFIXES[types[list(self.types).index(p.type)]][1] if p.type in self.types else p.type for p in self.parameters]
+        names = [
+            SUFFIXES[types[list(self.types).index(p.type)]][1] if p.type in self.types else p.type
+            for p in self.parameters
+        ]
         return ", ".join(
-            f"{'const ' if p.const else ''}{name}{'*' if p.pointer else ''}" for p, name in zip(self.parameters, names, strict=True)
+            f"{'const ' if p.const else ''}{name}{'*' if p.pointer else ''}"
+            for p, name in zip(self.parameters, names, strict=True)
         )
 
 

@@ -13,7 +13,7 @@ from gpunet.specs import BlobSpec, TensorSpec
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """One operator of a net: the specs of its outputs (``None`` where they are not known) and its floating-point operations."""
+    """One operator of a net: specs of its outputs (``None`` where unknown), floating-point operations."""
 
     op: Operator
     outputs: tuple[BlobSpec | None, ...]
@@ -27,9 +27,10 @@ class NetCost:
     Attributes:
         operators: in order.
         parameters: specs of the blobs that stay from run to run.
-        peak_bytes: the largest sum, over all operators, of the tensors that are live while it runs, and of the parameters. A tensor is live from the
-            operator that first makes it to the last one that uses it, inputs from the start, outputs to the end. It is what a plan that
-            gives memory back at once would need, without the operators' scratch; ``None`` where shapes are not known.
+        peak_bytes: the largest sum, over all operators, of the tensors that are live while it runs, and of
+            the parameters. A tensor is live from the operator that first makes it to the last one that uses
+            it, inputs from the start, outputs to the end. It is what a plan that gives memory back at once
+            would need, without the operators' scratch; ``None`` where shapes are not known.
     """
 
     operators: tuple[OperatorCost, ...]
@@ -63,7 +64,8 @@ def net_cost(net: NetLike, inputs: Mapping[str, TensorSpec], parameters: Mapping
     External inputs whose shape is in neither are allowed; what depends on them is not known then.
 
     Raises:
-        SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the operator.
+        SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the
+            operator.
     """
     definition = as_net_def(net)
     specs: dict[str, BlobSpec | None] = dict.fromkeys(definition.external_input)
@@ -78,7 +80,9 @@ def net_cost(net: NetLike, inputs: Mapping[str, TensorSpec], parameters: Mapping
         outputs = tuple(infer_operator(op, specs))
         known = all(s is not None for s in (*before, *outputs))
         costs.append(OperatorCost(op, outputs, op.flops(before, outputs) if known else None))
-    sizes = {name: s.nbytes for name, s in specs.items() if isinstance(s, TensorSpec) and name not in parameters}
+    sizes = {
+        name: s.nbytes for name, s in specs.items() if isinstance(s, TensorSpec) and name not in parameters
+    }
     peak = None
     if all(None not in cost.outputs for cost in costs):
         peak = sum(s.nbytes for s in parameters.values()) + _peak(

@@ -18,7 +18,10 @@ REQUIRED: Final = object()
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument of an operator: a name, a kind, a default. Make them with :func:`Int`, :func:`Float` and so on."""
+    """One argument of an operator: a name, a kind, a default.
+
+    Make them with :func:`Int`, :func:`Float` and so on.
+    """
 
     name: str
     kind: str
@@ -69,12 +72,16 @@ def Scalar(name: str, default: Any = 0, doc: str = "") -> Arg:  # noqa: N802
 
 
 def Values(name: str, default: Any = (), doc: str = "") -> Arg:  # noqa: N802
-    """A tuple of floats, ints or byte strings, read from whichever of ``floats``, ``ints`` and ``strings`` is filled."""
+    """A tuple of floats, ints or byte strings, read from whichever of ``floats``, ``ints`` and ``strings`` is
+    filled.
+    """
     return Arg(name, "values", default, doc)
 
 
 def DataType(name: str, default: Any, doc: str = "") -> Arg:  # noqa: N802
-    """An element type, given as a ``TensorProto.DataType`` number (field ``i``) or its name (field ``s``); read as a NumPy type."""
+    """An element type, given as a ``TensorProto.DataType`` number (field ``i``) or its name (field ``s``);
+    read as a NumPy type.
+    """
     return Arg(name, "dtype", default if default is REQUIRED or default is None else np.dtype(default), doc)
 
 
@@ -107,9 +114,11 @@ class Arguments:
 
 
 def parse_arguments(definition: OperatorDef, table: Mapping[str, Arg]) -> Arguments:
-    """Reads the arguments that ``table`` declares; raises :class:`ArgumentError` on a wrong type, value or a missing one.
+    """Reads the arguments that ``table`` declares; raises :class:`ArgumentError` on a wrong type, value or a
+    missing one.
 
-    Where a definition gives an argument twice, equal values are accepted and unequal ones refused, as Caffe2 does.
+    Where a definition gives an argument twice, equal values are accepted and unequal ones refused, as Caffe2
+    does.
     """
     values = {arg.name: arg.default for arg in table.values()}
     seen: dict[str, Argument] = {}

@@ -1,7 +1,8 @@
 """What the runtime asks of a device other than the host: memory, copies, streams, events, launches.
 
-``cuda:N`` (through CuPy) and ``sim:N`` (the simulated device) implement :class:`Backend`; both run the same kernels, registered
-for the device kind ``cuda``. All work is put on streams and runs later, in the order of its stream; nothing but an event orders two streams.
+``cuda:N`` (through CuPy) and ``sim:N`` (the simulated device) implement :class:`Backend`; both run the same
+kernels, registered for the device kind ``cuda``. All work is put on streams and runs later, in the order of
+its stream; nothing but an event orders two streams.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """A block of device memory. ``pointer`` is an address of the device; the block is given back when the object dies."""
+    """A block of device memory.
+
+    ``pointer`` is an address of the device; the block is given back when the object dies.
+    """
 
     __slots__ = ("_release", "nbytes", "pointer")
 
@@ -59,7 +63,9 @@ class Stream(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits on the host until the queue is empty; raises the first error of its work, located at its kernel."""
+        """Waits on the host until the queue is empty; raises the first error of its work, located at its
+        kernel.
+        """
 
 
 class Function(ABC):
@@ -67,14 +73,20 @@ class Function(ABC):
 
     @abstractmethod
     def launch(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, params: Any, stream: Stream
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        params: Any,
+        stream: Stream,
     ) -> None:
         """Puts one launch on a stream.
 
         Args:
             grid, block: numbers of blocks and of threads in a block.
             shared: bytes of dynamic shared memory in a block.
-            params: a ctypes array of pointers to the arguments, which must live until the launch has run (the caller keeps them as long as the program).
+            params: a ctypes array of pointers to the arguments, which must live until the launch has run (the
+                caller keeps them as long as the program).
             stream: where it runs.
         """
 
@@ -102,7 +114,10 @@ class Backend(ABC):
 
     @abstractmethod
     def copy_in(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> None:
-        """Copies a C-contiguous host array to the device, in stream order. ``source`` may be changed as soon as this returns."""
+        """Copies a C-contiguous host array to the device, in stream order.
+
+        ``source`` may be changed as soon as this returns.
+        """
 
     @abstractmethod
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
@@ -124,7 +139,8 @@ class Backend(ABC):
     def call_host(self, function: Callable[..., None], buffers: Sequence[Buffer], stream: Stream) -> None:
         """Runs ``function`` on arrays that are the memory of ``buffers``, in stream order.
 
-        Only the simulated device can; it stands in for libraries (cuDNN, cuBLAS) there. Elsewhere it raises :class:`DeviceError`.
+        Only the simulated device can; it stands in for libraries (cuDNN, cuBLAS) there. Elsewhere it raises
+        :class:`DeviceError`.
         """
 
     @property
@@ -142,7 +158,10 @@ _open: dict[Device, Backend] = {}
 
 
 def backend(device: Device) -> Backend:
-    """The backend of a device, made on first use. Raises :class:`DeviceError` with what is missing and how to get it."""
+    """The backend of a device, made on first use.
+
+    Raises :class:`DeviceError` with what is missing and how to get it.
+    """
     found = _open.get(device)
     if found is None:
         module = _MODULES.get(device.kind)

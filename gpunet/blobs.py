@@ -45,7 +45,9 @@ EMPTY: Final = _Empty()
 
 
 class Slot:
-    """What a blob has in the memory of one device: an array on the host, a :class:`gpunet.buffers.Buffer` elsewhere."""
+    """What a blob has in the memory of one device: an array on the host, a :class:`gpunet.buffers.Buffer`
+    elsewhere.
+    """
 
     __slots__ = ("_memory", "spec", "storage")
 
@@ -59,7 +61,8 @@ class Slot:
         self.storage, self.spec = storage, spec
 
     def allocate(self, spec: TensorSpec, device: Device, name: str) -> Any:
-        """Storage of this shape and type: the present one if it fits exactly, else a new view of the same memory if that is large enough.
+        """Storage of this shape and type: the present one if it fits exactly, else a new view of the same
+        memory if that is large enough.
 
         So a net that alternates between batch sizes does not allocate.
         """
@@ -88,9 +91,10 @@ class Slot:
 class Blob:
     """A named value of a workspace, with a slot for each device that had it.
 
-    ``valid`` are the devices whose slot holds the present value; ``spec`` describes it. On the host the value may be an array (a tensor;
-    ``object`` arrays hold byte strings), ``bytes``, a :class:`QuantizedTensor`, or any other object (opaque). Only the workspace and its programs change
-    a blob, since programs hold on to the storage.
+    ``valid`` are the devices whose slot holds the present value; ``spec`` describes it. On the host the value
+    may be an array (a tensor; ``object`` arrays hold byte strings), ``bytes``, a :class:`QuantizedTensor`, or
+    any other object (opaque). Only the workspace and its programs change a blob, since programs hold on to
+    the storage.
     """
 
     __slots__ = ("name", "slots", "spec", "valid")
@@ -134,9 +138,10 @@ def spec_of(value: Any) -> BlobSpec | None:
 def as_value(name: str, value: Any) -> Any:
     """``value`` as something that a blob can hold, for feeding.
 
-    Arrays, NumPy scalars, Python numbers and nested lists become tensors in native byte order; arrays of texts become tensors of byte
-    strings (UTF-8); ``str`` becomes ``bytes``; a ``TensorProto`` becomes the tensor that it holds; ``bytes``, quantised tensors and opaque
-    objects stay as they are. Raises :class:`DataTypeError` for an element type that a tensor cannot have.
+    Arrays, NumPy scalars, Python numbers and nested lists become tensors in native byte order; arrays of
+    texts become tensors of byte strings (UTF-8); ``str`` becomes ``bytes``; a ``TensorProto`` becomes the
+    tensor that it holds; ``bytes``, quantised tensors and opaque objects stay as they are. Raises
+    :class:`DataTypeError` for an element type that a tensor cannot have.
     """
     if isinstance(value, str):
         return value.encode()
@@ -152,7 +157,7 @@ def as_value(name: str, value: Any) -> Any:
         return _string_tensor(name, value)
     dtype = value.dtype.newbyteorder("=")
     if dtype not in NUMPY_TO_PROTO:
-        wanted = ", ".join(sorted(t.name for t in NUMPY_TO_PROTO if t != object))
+        wanted = ", ".join(sorted(t.name for t in NUMPY_TO_PROTO if not t.hasobject))
         raise DataTypeError(
             f"cannot feed blob {name!r}: the array is {value.dtype}, wanted strings or one of {wanted}"
         )
@@ -166,7 +171,8 @@ def _string_tensor(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.object_
             element = element.encode()
         if not isinstance(element, bytes):
             raise DataTypeError(
-                f"cannot feed blob {name!r}: element {i} is {type(element).__name__}, wanted str or bytes in an array of objects"
+                f"cannot feed blob {name!r}: element {i} is {type(element).__name__}, wanted str or bytes in "
+                "an array of objects"
             )
         result.flat[i] = element
     return result

@@ -29,7 +29,13 @@ class Buffer:
     __slots__ = ("backend", "dtype", "memory", "name", "offset", "shape")
 
     def __init__(
-        self, backend: Backend, memory: Memory, shape: Shape, dtype: npt.DTypeLike, offset: int = 0, name: str = ""
+        self,
+        backend: Backend,
+        memory: Memory,
+        shape: Shape,
+        dtype: npt.DTypeLike,
+        offset: int = 0,
+        name: str = "",
     ) -> None:
         self.backend = backend
         self.memory = memory
@@ -103,7 +109,10 @@ class Buffer:
         }
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise DeviceError(f"buffer {self.name!r} is on {self.backend.device}, wanted .numpy() or Workspace.fetch() to read it")
+        raise DeviceError(
+            f"buffer {self.name!r} is on {self.backend.device}, wanted .numpy() or Workspace.fetch() to read "
+            "it"
+        )
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r}, {self.spec}, {self.backend.device})"

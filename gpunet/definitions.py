@@ -15,9 +15,9 @@ from gpunet.proto import Argument, DeviceOption, NetDef, OperatorDef, TensorProt
 def make_argument(name: str, value: Any) -> Argument:
     """An argument from a Python value, after Caffe2's rule.
 
-    Booleans and whole numbers go to ``i``, other numbers to ``f``, texts and bytes to ``s``; lists by the type of their elements (an empty
-    list becomes an empty argument); nets to ``n``, tensors to ``t``; NumPy types to ``i`` as a data type number. Raises
-    :class:`ArgumentError` for a mixed list and anything else.
+    Booleans and whole numbers go to ``i``, other numbers to ``f``, texts and bytes to ``s``; lists by the
+    type of their elements (an empty list becomes an empty argument); nets to ``n``, tensors to ``t``; NumPy
+    types to ``i`` as a data type number. Raises :class:`ArgumentError` for a mixed list and anything else.
     """
     argument = Argument(name=name)
     if isinstance(value, np.ndarray):
@@ -44,7 +44,8 @@ def make_argument(name: str, value: Any) -> Argument:
         _fill_list(argument, [v.item() if isinstance(v, np.generic) else v for v in value])
     else:
         raise ArgumentError(
-            f"argument {name!r} is {value!r} of type {type(value).__name__}, wanted a number, text, list or message"
+            f"argument {name!r} is {value!r} of type {type(value).__name__}, wanted a number, text, list or "
+            "message"
         )
     return argument
 

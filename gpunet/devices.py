@@ -33,7 +33,10 @@ CPU: Final = Device("cpu")
 
 
 def parse_device(name: str | Device) -> Device:
-    """The device of a name; ``auto`` is the best one that is available. Raises :class:`DeviceError` for an unknown name."""
+    """The device of a name; ``auto`` is the best one that is available.
+
+    Raises :class:`DeviceError` for an unknown name.
+    """
     if isinstance(name, Device):
         return name
     kind, colon, number = name.partition(":")

@@ -1,8 +1,8 @@
 """The exceptions that gpunet raises on purpose.
 
-Every message says what went wrong, where, what was found and what was wanted. Functions that do not know where they
-are called from (shape rules, kernels) raise with the bare finding; the compiler and the engines add the operator and the net
-with :meth:`GpunetError.locate`.
+Every message says what went wrong, where, what was found and what was wanted. Functions that do not know
+where they are called from (shape rules, kernels) raise with the bare finding; the compiler and the engines
+add the operator and the net with :meth:`GpunetError.locate`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class GpunetError(Exception):
     location: str = ""
 
     def locate(self: Error, where: str) -> Error:
-        """Puts ``where`` in front of the message, unless an inner frame already did, and returns the error itself."""
+        """Puts ``where`` in front of the message, unless an inner frame already did, and returns the error
+        itself.
+        """
         if not self.location:
             self.location = where
             self.args = (f"{where}: {self}", *self.args[1:])
@@ -35,7 +37,9 @@ class CheckpointError(FormatError):
 
 
 class SchemaError(GpunetError, ValueError):
-    """An operator definition does not fit its schema: unknown type, number of inputs, forbidden in-place use."""
+    """An operator definition does not fit its schema: unknown type, number of inputs, forbidden in-place
+    use.
+    """
 
 
 class ArgumentError(SchemaError):

@@ -1,19 +1,20 @@
-"""Saved models: an init net that fills the parameters and a predict net that uses them, as Caffe2's exporters write them.
+"""Saved models, as Caffe2's exporters write them: an init net fills the parameters, a predict net uses them.
 
 A folder holds
 
 * ``init_net.pb``: one ``GivenTensor...Fill`` for each parameter and running statistic;
 * ``predict_net.pb``: the network for inference, whose external inputs name what is to be fed first;
-* ``value_info.json``: the type and shape of what is to be fed, as in Caffe2's model zoo: ``{"data": [1, [1, 3, 224, 224]]}``, where the first
-  number is a ``TensorProto.DataType`` and the first size is that of the batch, which may differ;
-* the same nets as text, ``predict_net.pbtxt`` and ``init_net.pbtxt``, for people and diff tools. A text takes about five times the memory of its
-  numbers, so that of the init net is written only where the parameters have at most :data:`MAX_TEXT_PARAMETER_BYTES`.
+* ``value_info.json``: the type and shape of what is to be fed, as in Caffe2's model zoo: ``{"data": [1, [1,
+  3, 224, 224]]}``, where the first number is a ``TensorProto.DataType`` and the first size is that of the
+  batch, which may differ;
+* the same nets as text, ``predict_net.pbtxt`` and ``init_net.pbtxt``, for people and diff tools. A text
+  takes about five times the memory of its numbers, so that of the init net is written only where the
+  parameters have at most :data:`MAX_TEXT_PARAMETER_BYTES`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,10 +47,10 @@ _VALUE_INFO: Final = "value_info.json"
 def save_model(
     folder: AnyPath, model: Model, workspace: Workspace, outputs: str | Sequence[str]
 ) -> LoadedModel:
-    """Writes a trained model into a folder, which is made if needed; each file is replaced atomically, the predict net last.
+    """Writes a trained model into a folder. Each file is replaced atomically, the predict net last.
 
     Args:
-        folder: where to.
+        folder: where to; made if needed.
         model: the model; its forward pass is saved in test mode.
         workspace: holds the parameters and statistics.
         outputs: the blobs that the saved network is to compute.
@@ -91,8 +92,8 @@ def save_model(
 
 
 _FILLS: Final = {
-    np.dtype(dtype): type
-    for dtype, type in {
+    np.dtype(dtype): fill
+    for dtype, fill in {
         "float32": "GivenTensorFill",
         "float64": "GivenTensorDoubleFill",
         "bool": "GivenTensorBoolFill",
@@ -122,12 +123,13 @@ def given_fill(name: str, value: Any) -> OperatorDef:
         return make_operator(
             "GivenTensorFill", [], [name], shape=shape, values=value.ravel().tolist(), dtype=value.dtype
         )
-    type = _FILLS.get(value.dtype)
-    if type is None:
+    fill = _FILLS.get(value.dtype)
+    if fill is None:
         raise DataTypeError(
-            f"blob {name!r} is {value.dtype}, wanted one of {', '.join(t.name for t in _FILLS)}, float16, uint8 to save"
+            f"blob {name!r} is {value.dtype}, wanted one of {', '.join(t.name for t in _FILLS)}, float16, "
+            "uint8 to save"
         )
-    return make_operator(type, [], [name], shape=shape, values=value.ravel().tolist())
+    return make_operator(fill, [], [name], shape=shape, values=value.ravel().tolist())
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -152,9 +154,10 @@ class LoadedModel:
 
     @property
     def inputs(self) -> list[str]:
-        """The blobs to feed, in order: what the predict net reads from outside and the init net does not fill.
+        """The blobs to feed, in order: what the predict net reads and the init net does not fill.
 
-        Caffe2's mobile exporter fills those too, each with a single 0, so that they exist; such fills do not count.
+        Caffe2's mobile exporter fills those too, each with a single 0, so that they exist; such fills do not
+        count.
         """
         if not self.init_net.op and self.value_info:
             return [name for name in self.predict_net.external_input if name in self.value_info]
@@ -164,7 +167,7 @@ class LoadedModel:
 
     @property
     def outputs(self) -> list[str]:
-        """The blobs that the predict net is for: its external outputs, or what its last operator makes where it declares none."""
+        """The predict net's external outputs, or what its last operator makes where it declares none."""
         if self.predict_net.external_output:
             return list(self.predict_net.external_output)
         return list(self.predict_net.op[-1].output[:1]) if self.predict_net.op else []
@@ -186,11 +189,12 @@ class LoadedModel:
 def load_model(
     path: AnyPath, *, init_net: AnyPath | None = None, parameters: bool = True, limit: int = MAX_MESSAGE_BYTES
 ) -> LoadedModel:
-    """Reads a saved model: gpunet's own, or an init net and a predict net that Caffe2 exported. Nothing runs yet.
+    """Reads a model that gpunet saved, or an init net and a predict net that Caffe2 exported. Nothing runs.
 
     Args:
         path: the folder, or the file of the predict net, binary or text.
-        init_net: the file of the init net; by default the one beside the predict net whose name has ``init`` for ``predict``.
+        init_net: the file of the init net; by default the one beside the predict net whose name has ``init``
+            for ``predict``.
         parameters: whether to read the init net.
         limit: largest size in bytes of a file.
 
@@ -222,18 +226,24 @@ def _beside(predict_path: Path) -> Path:
     name = predict_path.name
     if "predict" not in name:
         raise FormatError(
-            f"{predict_path}: the name does not tell where the init net is, wanted a name with 'predict', a folder, or the init net's path"
+            f"{predict_path}: the name does not tell where the init net is, wanted a name with 'predict', a "
+            "folder, or the init net's path"
         )
     stem = predict_path.with_name(name.replace("predict", "init")).with_suffix("")
     for suffix in dict.fromkeys((predict_path.suffix, *_SUFFIXES)):
         if stem.with_name(stem.name + suffix).is_file():
             return stem.with_name(stem.name + suffix)
-    raise FileNotFoundError(2, "the init net is missing beside the predict net", f"{stem}{predict_path.suffix}")
+    raise FileNotFoundError(
+        2, "the init net is missing beside the predict net", f"{stem}{predict_path.suffix}"
+    )
 
 
 def _read_value_info(predict_path: Path) -> dict[str, TensorSpec]:
-    """Types and shapes of inputs from ``value_info.json`` (or ``NAME.value_info.json`` for ``NAME.pbtxt``), if there is one."""
-    candidates = (predict_path.with_name(f"{predict_path.stem}.{_VALUE_INFO}"), predict_path.with_name(_VALUE_INFO))
+    """Types and shapes of inputs from ``value_info.json``, or ``NAME.value_info.json`` for ``NAME.pbtxt``."""
+    candidates = (
+        predict_path.with_name(f"{predict_path.stem}.{_VALUE_INFO}"),
+        predict_path.with_name(_VALUE_INFO),
+    )
     path = next((p for p in candidates if p.is_file()), None)
     if path is None:
         return {}
@@ -263,16 +273,23 @@ class Predictor:
 
     Raises:
         DeviceError: there is no such device here.
-        NetError, SchemaError, ArgumentError: the model is not well formed, or has operators that do not exist here.
+        NetError, SchemaError, ArgumentError: the model is not well formed, or has operators that do not
+            exist here.
     """
 
     def __init__(self, model: LoadedModel | AnyPath, device: str | Device = "auto") -> None:
         self.model = model if isinstance(model, LoadedModel) else load_model(model)
         self.workspace = Workspace(device)
         self.workspace.run_once(self.model.init_net)
-        missing = [name for name in self.model.outputs if not any(name in op.output for op in self.model.predict_net.op)]
+        missing = [
+            name
+            for name in self.model.outputs
+            if not any(name in op.output for op in self.model.predict_net.op)
+        ]
         if missing or not self.model.outputs:
-            raise NetError(f"{self.model.path}: no operator makes the output {', '.join(missing) or 'wanted'}")
+            raise NetError(
+                f"{self.model.path}: no operator makes the output {', '.join(missing) or 'wanted'}"
+            )
         self._net = self.workspace.create(self.model.predict_net, overwrite=True)
 
     def run(
@@ -281,8 +298,8 @@ class Predictor:
         """The model's outputs for these inputs.
 
         Args:
-            inputs: arrays by the names of :attr:`LoadedModel.inputs`, or in that order. Where the model tells the type of an input,
-                numbers of another type are converted.
+            inputs: arrays by the names of :attr:`LoadedModel.inputs`, or in that order. Where the model
+                tells the type of an input, numbers of another type are converted.
 
         Raises:
             BlobError: inputs are missing, or there is no such input.
@@ -292,11 +309,12 @@ class Predictor:
         if not isinstance(inputs, Mapping):
             if len(inputs) != len(names):
                 raise BlobError(f"{len(inputs)} inputs, wanted {len(names)}: {', '.join(names)}")
-            inputs = dict(zip(names, inputs))
+            inputs = dict(zip(names, inputs, strict=True))
         unlike = set(inputs) ^ set(names)
         if unlike:
             raise BlobError(
-                f"inputs {', '.join(sorted(inputs)) or 'none'}, wanted {', '.join(names) or 'none'}: {min(unlike)!r} is "
+                f"inputs {', '.join(sorted(inputs)) or 'none'}, wanted {', '.join(names) or 'none'}: "
+                f"{min(unlike)!r} is "
                 f"{'missing' if min(unlike) in names else 'not an input of the model'}"
             )
         for name, value in inputs.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias
 
 from gpunet.arguments import Arguments
 from gpunet.errors import GradientError
@@ -12,14 +12,16 @@ from gpunet.proto import OperatorDef
 
 
 class GradientSlice(NamedTuple):
-    """A sparse gradient: blob ``values`` holds rows, blob ``indices`` the rows of the parameter that they belong to."""
+    """A sparse gradient: blob ``values`` holds rows, blob ``indices`` the rows of the parameter that they
+    belong to.
+    """
 
     indices: str
     values: str
 
 
 #: Name of a dense gradient blob, a sparse pair, or nothing.
-Gradient: TypeAlias = Union[str, GradientSlice, None]
+Gradient: TypeAlias = str | GradientSlice | None
 
 
 def gradient_name(blob: str) -> str:
@@ -30,9 +32,10 @@ def gradient_name(blob: str) -> str:
 class GradientBuilder:
     """Collects the gradient of one operator, graph to graph.
 
-    A gradient function reads the names of the forward operator's blobs and of the gradients of its outputs, and returns
-    operator definitions. Asking for :meth:`input_grad` declares that input's gradient as produced (densely). The forward operator's
-    arguments, engine and device are added to each returned definition afterwards, unless :attr:`copy_arguments` is turned off.
+    A gradient function reads the names of the forward operator's blobs and of the gradients of its outputs,
+    and returns operator definitions. Asking for :meth:`input_grad` declares that input's gradient as produced
+    (densely). The forward operator's arguments, engine and device are added to each returned definition
+    afterwards, unless :attr:`copy_arguments` is turned off.
     """
 
     def __init__(self, op: Operator, output_grads: Sequence[Gradient]) -> None:
@@ -61,7 +64,9 @@ class GradientBuilder:
         return self.op.outputs[index]
 
     def output_grad(self, index: int) -> str:
-        """Name of the dense gradient of forward output ``index``; raises :class:`GradientError` if there is none."""
+        """Name of the dense gradient of forward output ``index``; raises :class:`GradientError` if there is
+        none.
+        """
         found = self._output_grads[index]
         if not isinstance(found, str):
             kind = "is sparse, wanted a dense one" if isinstance(found, GradientSlice) else "is not provided"
@@ -69,7 +74,9 @@ class GradientBuilder:
         return found
 
     def output_grad_slice(self, index: int) -> GradientSlice:
-        """The sparse gradient of forward output ``index``; raises :class:`GradientError` if it is dense or missing."""
+        """The sparse gradient of forward output ``index``; raises :class:`GradientError` if it is dense or
+        missing.
+        """
         found = self._output_grads[index]
         if not isinstance(found, GradientSlice):
             raise GradientError(f"the gradient of output {self.output(index)!r} is not sparse")
@@ -84,7 +91,9 @@ class GradientBuilder:
         return index < len(self._output_grads) and isinstance(self._output_grads[index], GradientSlice)
 
     def input_grad(self, index: int) -> str:
-        """The default name of the dense gradient of forward input ``index``, which is declared as produced."""
+        """The default name of the dense gradient of forward input ``index``, which is declared as
+        produced.
+        """
         return self.set_dense(index, gradient_name(self.input(index)))
 
     def set_dense(self, index: int, name: str) -> str:
@@ -99,7 +108,9 @@ class GradientBuilder:
         return result
 
     def input_grad_slice(self, index: int) -> GradientSlice:
-        """The default names (``X_grad_indices``, ``X_grad_values``) of a sparse gradient of input ``index``, declared as produced."""
+        """The default names (``X_grad_indices``, ``X_grad_values``) of a sparse gradient of input ``index``,
+        declared as produced.
+        """
         name = gradient_name(self.input(index))
         return self.set_sparse(index, f"{name}_indices", f"{name}_values")
 

@@ -1,8 +1,9 @@
 """Gradients, graph to graph: operator definitions that compute the gradients of a net's operators.
 
-Names and accumulation follow Caffe2: the gradient of blob ``X`` is ``X_grad``; where several operators use one version of ``X``, the first
-gradient made keeps that name, the others become ``_X_grad_autosplit_0``, ``_1``, ... and a Sum puts the total into ``X_grad``. Sparse gradients
-are concatenated instead (``X_grad_indices_concat``, ``X_grad_values_concat``). Seeds are ``Y_autogen_grad``, filled with 1.
+Names and accumulation follow Caffe2: the gradient of blob ``X`` is ``X_grad``; where several operators use
+one version of ``X``, the first gradient made keeps that name, the others become ``_X_grad_autosplit_0``,
+``_1``, ... and a Sum puts the total into ``X_grad``. Sparse gradients are concatenated instead
+(``X_grad_indices_concat``, ``X_grad_values_concat``). Seeds are ``Y_autogen_grad``, filled with 1.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ def gradient_ops(
 
     Args:
         op: the forward operator.
-        output_gradients: for each output, the name of its gradient blob (or a :class:`GradientSlice`); outputs without one may be left out.
+        output_gradients: for each output, the name of its gradient blob (or a :class:`GradientSlice`);
+            outputs without one may be left out.
 
     Returns:
-        The gradient operators, and for each input that has a gradient the blob that holds it (or a :class:`GradientSlice`).
+        The gradient operators, and for each input that has a gradient the blob that holds it (or a
+        :class:`GradientSlice`).
 
     Raises:
         GradientError: the operator type has no gradient, or one that is needed is not given.
@@ -40,7 +43,9 @@ def gradient_ops(
     """
     operator = Operator(op)
     definitions, grads = _differentiate(operator, [output_gradients.get(name) for name in operator.outputs])
-    return definitions, {name: grad for name, grad in zip(operator.inputs, grads) if grad is not None}
+    return definitions, {
+        name: grad for name, grad in zip(operator.inputs, grads, strict=False) if grad is not None
+    }
 
 
 def _differentiate(
@@ -71,11 +76,14 @@ def _differentiate(
 
 @dataclass
 class _Source:
-    """Where one contribution to a blob's gradient comes from: output slots of gradient operators, or a name passed through."""
+    """Where one contribution to a blob's gradient comes from: output slots of gradient operators, or a name
+    passed through.
+    """
 
     gradient: str | GradientSlice
     device: DeviceOption
-    #: (operator, index of its output) of the dense gradient, or of indices and values; ``None`` for a name that was passed through.
+    #: (operator, index of its output) of the dense gradient, or of indices and values; ``None`` for a name
+    #: that was passed through.
     slots: tuple[tuple[OperatorDef, int] | None, ...]
 
 
@@ -103,10 +111,11 @@ class _Backward:
         self._check_orphans()
 
     def _check_orphans(self) -> None:
-        for op, after in zip(self.operators, self._after):
+        for op, after in zip(self.operators, self._after, strict=False):
             if op.type == "StopGradient" and not self._uses.get((op.outputs[0], after[op.outputs[0]])):
                 raise GradientError(
-                    f"output {op.outputs[0]!r} is used by no operator, wanted one that reads it (mostly, StopGradient is used in place)"
+                    f"output {op.outputs[0]!r} is used by no operator, wanted one that reads it (mostly, "
+                    "StopGradient is used in place)"
                 ).locate(op.where)
 
     def seed(self, seeds: Mapping[str, Gradient]) -> None:
@@ -156,7 +165,7 @@ class _Backward:
             self._forget(name)
         self._record_sources(op, before, definitions, input_grads)
         self.made.extend(definitions)
-        for name, grad in zip(op.inputs, input_grads):
+        for name, grad in zip(op.inputs, input_grads, strict=False):
             # An input without a gradient keeps what later operators contributed.
             if grad is not None:
                 self._set(name, grad, before[name])
@@ -178,7 +187,7 @@ class _Backward:
             # An operator that uses one blob twice writes the same gradient name twice: one slot for each use.
             return None if not found else found.pop(0) if len(found) > 1 else found[0]
 
-        for name, grad in zip(op.inputs, input_grads):
+        for name, grad in zip(op.inputs, input_grads, strict=False):
             if grad is None:
                 continue
             parts = [grad] if isinstance(grad, str) else [grad.indices, grad.values]
@@ -202,8 +211,10 @@ class _Backward:
                     and wanted != self._version[name]
                 ):
                     raise GradientError(
-                        f"the gradient needs {role} {name!r} as this operator left it, but a later operator overwrote it "
-                        f"(version {wanted} is needed, version {self._version[name]} is there), wanted another output name there"
+                        f"the gradient needs {role} {name!r} as this operator left it, but a later operator "
+                        "overwrote it "
+                        f"(version {wanted} is needed, version {self._version[name]} is there), wanted "
+                        "another output name there"
                     ).locate(op.where)
             local.update(definition.output)
 
@@ -217,7 +228,8 @@ class _Backward:
             kinds = {isinstance(s.gradient, GradientSlice) for s in sources}
             if len(kinds) > 1:
                 raise GradientError(
-                    f"blob {name!r} gets both sparse and dense gradients, which cannot be added, wanted one kind"
+                    f"blob {name!r} gets both sparse and dense gradients, which cannot be added, wanted one "
+                    "kind"
                 ).locate(self.operators[index].where)
             device = _common_device(name, sources)
             made, total = _concat(name, sources) if kinds == {True} else _sum(name, sources)
@@ -247,7 +259,10 @@ def _rename(slot: tuple[OperatorDef, int], name: str) -> str:
 
 
 def _sum(blob: str, sources: Sequence[_Source]) -> tuple[list[OperatorDef], str]:
-    """A Sum of dense gradients. Contributions after the first get names of their own; the total keeps the first one's."""
+    """A Sum of dense gradients.
+
+    Contributions after the first get names of their own; the total keeps the first one's.
+    """
     total = next((s.slots[0][0].output[s.slots[0][1]] for s in sources if s.slots[0]), gradient_name(blob))
     terms: list[str] = []
     renamed = 0
@@ -257,7 +272,8 @@ def _sum(blob: str, sources: Sequence[_Source]) -> tuple[list[OperatorDef], str]
         if slot is None:
             if source.gradient == total:
                 raise GradientError(
-                    f"the gradient {total!r} of blob {blob!r} is both passed through and written, wanted other names"
+                    f"the gradient {total!r} of blob {blob!r} is both passed through and written, wanted "
+                    "other names"
                 )
             terms.append(str(source.gradient))
         elif not kept:
@@ -296,15 +312,15 @@ def backward(
 
     Args:
         definitions: the forward operators, in order.
-        targets: blobs to differentiate, each seeded with ones; or a mapping from such blobs to blobs that hold their gradients (``None``
-            seeds with ones).
+        targets: blobs to differentiate, each seeded with ones; or a mapping from such blobs to blobs that
+            hold their gradients (``None`` seeds with ones).
 
     Returns:
         The operators to append, and the gradient of each blob (as last written) that has one.
 
     Raises:
-        GradientError: an operator on the way is not differentiable; a blob that a gradient needs is overwritten later; sparse and dense
-            gradients of one blob meet.
+        GradientError: an operator on the way is not differentiable; a blob that a gradient needs is
+            overwritten later; sparse and dense gradients of one blob meet.
     """
     seeds = targets if isinstance(targets, Mapping) else dict.fromkeys(targets)
     walk = _Backward(definitions)

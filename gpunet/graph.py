@@ -94,12 +94,12 @@ def build(
     Args:
         operators: all operators of the net.
         start: position of the first.
-        spec_of: called with an operator and the index of an input that no operator from ``start`` on has made: what the blob
-            is. Raises where it holds nothing.
+        spec_of: called with an operator and the index of an input that no operator from ``start`` on has
+            made: what the blob is. Raises where it holds nothing.
 
     Returns:
-        The graph, and the position of the first operator that is not in it: a dynamic one, whose output shapes depend on data,
-        or the end.
+        The graph, and the position of the first operator that is not in it: a dynamic one, whose output shapes
+        depend on data, or the end.
 
     Raises:
         What inference raises, located at the operator.

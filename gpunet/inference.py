@@ -22,12 +22,13 @@ def infer(net: NetLike, blobs: Mapping[str, tuple[Shape, DTypeLike]]) -> dict[st
         blobs: shape and type of each blob that the net reads and does not make.
 
     Returns:
-        Shape and type of the blobs given and of those that the net makes. Blobs whose shape depends on data, and all that follow
-        from them, are left out, as are opaque ones.
+        Shape and type of the blobs given and of those that the net makes. Blobs whose shape depends on data,
+        and all that follow from them, are left out, as are opaque ones.
 
     Raises:
         BlobError: the net reads a blob that is neither given nor made before.
-        SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the operator.
+        SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the
+            operator.
     """
     specs: dict[str, BlobSpec | None] = {name: _spec(name, *known) for name, known in blobs.items()}
     definition = as_net_def(net)
@@ -44,7 +45,7 @@ def infer_operator(op: Operator, specs: dict[str, BlobSpec | None]) -> list[Blob
             op.where
         )
     outputs = op.infer([specs[name] for name in op.inputs])
-    specs.update(zip(op.outputs, outputs))
+    specs.update(zip(op.outputs, outputs, strict=False))
     return outputs
 
 

@@ -2,20 +2,25 @@
 
 A kernel is a function ``kernel(inputs, outputs, args, ctx)``:
 
-* ``inputs``: a tuple of arrays (NumPy arrays on the CPU), in the order of the operator's inputs; opaque blobs come as their objects.
-* ``outputs``: a tuple of arrays to be filled, with the shapes and types that the schema's ``infer`` gave. They hold garbage
-  before the kernel runs, except where an in-place pair makes one the same array as an input.
+* ``inputs``: a tuple of arrays (NumPy arrays on the CPU), in the order of the operator's inputs; opaque blobs
+  come as their objects.
+* ``outputs``: a tuple of arrays to be filled, with the shapes and types that the schema's ``infer`` gave.
+  They hold garbage before the kernel runs, except where an in-place pair makes one the same array as an
+  input.
 * ``args``: the parsed :class:`~gpunet.arguments.Arguments`.
 * ``ctx``: a :class:`KernelContext`: scratch, random key, step.
 
 and nothing else: it allocates no results, does not synchronise, changes no input. Two variations exist:
 
-* ``binds=True``: the function is called once, when a program is bound to its buffers, and returns a callable without arguments that
-  does the work. For kernels with something to prepare (views, index tables, launch parameters). Inputs hold no data yet then.
-* operators declared dynamic: ``outputs`` is empty and the kernel returns a sequence of fresh values (arrays or objects), one an output.
+* ``binds=True``: the function is called once, when a program is bound to its buffers, and returns a callable
+  without arguments that does the work. For kernels with something to prepare (views, index tables, launch
+  parameters). Inputs hold no data yet then.
+* operators declared dynamic: ``outputs`` is empty and the kernel returns a sequence of fresh values (arrays
+  or objects), one an output.
 
-Scratch memory is declared, not allocated: ``scratch(op, inputs, outputs)`` returns the specs (of tensors) that the kernel wants, and ``ctx.scratch``
-holds uninitialised arrays for them during the call. Steps of a program share that memory.
+Scratch memory is declared, not allocated: ``scratch(op, inputs, outputs)`` returns the specs (of tensors)
+that the kernel wants, and ``ctx.scratch`` holds uninitialised arrays for them during the call. Steps of a
+program share that memory.
 """
 
 from __future__ import annotations
@@ -59,7 +64,8 @@ class KernelContext:
     seed: int = 0
     operator_id: int = 0
     scratch: tuple[Any, ...] = ()
-    #: The device and its stream, and the step in device memory (one uint64): for kernels of other devices than the CPU.
+    #: The device and its stream, and the step in device memory (one uint64): for kernels of other devices
+    #: than the CPU.
     backend: Any = None
     stream: Any = None
     step_buffer: Any = None
@@ -83,7 +89,8 @@ class Kernel:
 
 
 _kernels: dict[tuple[str, str, str], Kernel] = {}
-#: Import names of the packages that register the kernels of a device kind. The simulated device runs those of CUDA.
+#: Import names of the packages that register the kernels of a device kind. The simulated device runs those of
+#: CUDA.
 _PROVIDERS: Final = {"cpu": "gpunet.cpu_fallback", "cuda": "gpunet.cuda_kernels"}
 _KERNEL_KIND: Final = {"cpu": "cpu", "cuda": "cuda", "sim": "cuda"}
 
@@ -98,7 +105,8 @@ def kernel(
 ) -> Callable[[F], F]:
     """Registers the decorated function as kernel of the operator ``types`` on ``device`` with ``engine``.
 
-    ``against`` tells why it cannot run certain shapes, types or arguments; another engine, then the CPU, takes those.
+    ``against`` tells why it cannot run certain shapes, types or arguments; another engine, then the CPU,
+    takes those.
     """
 
     def decorate(function: F) -> F:
@@ -127,8 +135,8 @@ def load(device: str) -> None:
 def find(op: Operator, device: str, inputs: Sequence[Any] = (), outputs: Sequence[Any] = ()) -> Kernel:
     """The kernel for ``op`` on a device kind, on inputs and outputs of these specs.
 
-    The definition's ``engine`` may list several names with commas: they are tried left to right, then the default one. Raises
-    :class:`DeviceError` when there is none.
+    The definition's ``engine`` may list several names with commas: they are tried left to right, then the
+    default one. Raises :class:`DeviceError` when there is none.
     """
     found, reason = _search(op, device, inputs, outputs)
     if found is None:
@@ -137,7 +145,9 @@ def find(op: Operator, device: str, inputs: Sequence[Any] = (), outputs: Sequenc
 
 
 def exists(op: Operator, *devices: str) -> bool:
-    """Whether any kernel for the operator's type is registered on one of the device kinds, for some shapes and types."""
+    """Whether any kernel for the operator's type is registered on one of the device kinds, for some shapes
+    and types.
+    """
     kinds = set()
     for device in devices:
         load(device)

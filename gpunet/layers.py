@@ -1,7 +1,8 @@
 """Layer helpers of a model: each makes its parameters and adds its operators.
 
-Names follow Caffe2: a layer ``name`` has weights ``name_w``, bias ``name_b``; batch norm has ``name_s`` (scale), ``name_b``, ``name_rm`` (running
-mean), ``name_riv`` (running variance, in spite of its name). The output blob is the layer's name. All names are prefixed by the name scope.
+Names follow Caffe2: a layer ``name`` has weights ``name_w``, bias ``name_b``; batch norm has ``name_s``
+(scale), ``name_b``, ``name_rm`` (running mean), ``name_riv`` (running variance, in spite of its name). The
+output blob is the layer's name. All names are prefixed by the name scope.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Layers(ABC):
         incoming = shape[1] if order == "NCHW" else shape[-1]
         if group < 1 or incoming % group or channels % group:
             raise ShapeError(
-                f"[Conv] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted multiples of group {group}"
+                f"[Conv] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted multiples "
+                f"of group {group}"
             )
         window = _spread(kernel, rank)
         middle = (incoming // group, *window) if order == "NCHW" else (*window, incoming // group)
@@ -133,7 +135,10 @@ class Layers(ABC):
         order: str = "NCHW",
         **args: Any,
     ) -> str:
-        """Batch normalisation of each channel, with a learned scale and shift. ``momentum`` is what the running statistics keep."""
+        """Batch normalisation of each channel, with a learned scale and shift.
+
+        ``momentum`` is what the running statistics keep.
+        """
         shape = self.shape_of(x)
         channels = (shape[1] if order == "NCHW" else shape[-1],)
         scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
@@ -164,7 +169,9 @@ class Layers(ABC):
         return str(self.add("LRN", [x], outputs, size=size, alpha=alpha, beta=beta, bias=bias, **args)[0])
 
     def dropout(self, x: str, name: str, ratio: float = 0.5) -> str:
-        """Zeroes each element with probability ``ratio`` and scales the others by ``1 / (1 - ratio)``, in training."""
+        """Zeroes each element with probability ``ratio`` and scales the others by ``1 / (1 - ratio)``, in
+        training.
+        """
         return str(
             self.add("Dropout", [x], [scoped(name), scoped(f"_{name}_mask")], ratio=ratio, is_test=0)[0]
         )
@@ -174,7 +181,9 @@ class Layers(ABC):
         return self._one("Softmax", [x], name, **args)
 
     def softmax_with_loss(self, x: str, label: str, name: str = "loss", **args: Any) -> tuple[str, str]:
-        """Softmax and the mean cross entropy against ``label``; returns the names of (probabilities, loss)."""
+        """Softmax and the mean cross entropy against ``label``; returns the names of (probabilities,
+        loss).
+        """
         probabilities, loss = self.add(
             "SoftmaxWithLoss", [x, label], [scoped("softmax"), scoped(name)], **args
         )

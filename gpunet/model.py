@@ -1,4 +1,6 @@
-"""Models: an init net that makes parameters, a main net that uses them, and what training must know of both."""
+"""Models: an init net that makes parameters, a main net that uses them, and what training must know of
+both.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class Parameter:
 class Model(Layers):
     """A network under construction, with its parameters.
 
-    Shapes and types of all blobs are inferred as operators are added (:attr:`specs`), so that a layer that does not fit fails where it is
-    added, and layers need not be told how many channels come in.
+    Shapes and types of all blobs are inferred as operators are added (:attr:`specs`), so that a layer that
+    does not fit fails where it is added, and layers need not be told how many channels come in.
 
     Attributes:
         init_net: makes parameters, running statistics and training state; run once.
@@ -83,8 +85,8 @@ class Model(Layers):
     ) -> Any:
         """Appends any operator to the main net and returns its output name, or a tuple of names.
 
-        Raises SchemaError, ArgumentError, ShapeError or DataTypeError, located at the operator, where it does not fit; the net is unchanged
-        then.
+        Raises SchemaError, ArgumentError, ShapeError or DataTypeError, located at the operator, where it does
+        not fit; the net is unchanged then.
         """
         self._check_open()
         trial = Net(self.net.name)
@@ -102,7 +104,8 @@ class Model(Layers):
     ) -> str:
         """Makes a parameter with a fill operator in the init net, and returns its (scoped) name.
 
-        A parameter that exists is used again if the shape is the same; another shape raises :class:`ShapeError`.
+        A parameter that exists is used again if the shape is the same; another shape raises
+        :class:`ShapeError`.
         """
         name = self._fill(name, shape, filler, **args)
         if all(p.name != name for p in self.params):
@@ -124,7 +127,8 @@ class Model(Layers):
         value: Any = 0.0,
         dtype: DTypeLike = "float32",
     ) -> str:
-        """Makes a blob of training state with ConstantFill in the init net, of a given shape or that of blob ``like``.
+        """Makes a blob of training state with ConstantFill in the init net, of a given shape or that of blob
+        ``like``.
 
         Returns the name, which is not scoped. The same name again is the same blob.
         """
@@ -145,17 +149,19 @@ class Model(Layers):
         found = self.specs.get(blob)
         if not isinstance(found, TensorSpec):
             raise ShapeError(
-                f"the shape of blob {blob!r} is not known, wanted Model.input() for it or an operator that makes it"
+                f"the shape of blob {blob!r} is not known, wanted Model.input() for it or an operator that "
+                "makes it"
             )
         return found.shape
 
     # Training
 
     def add_gradients(self, loss: str | Sequence[str] | Mapping[str, Gradient]) -> dict[str, Gradient]:
-        """Appends the operators that compute the gradients of ``loss`` (seeded with ones) and fills in those of the parameters.
+        """Appends the operators that compute the gradients of ``loss`` (seeded with ones) and fills in those
+        of the parameters.
 
-        Returns the gradient of every blob that has one. Raises :class:`GradientError` if it was called before, if an operator has no gradient,
-        or if no parameter gets one.
+        Returns the gradient of every blob that has one. Raises :class:`GradientError` if it was called
+        before, if an operator has no gradient, or if no parameter gets one.
         """
         if self._forward_length is not None:
             raise GradientError(
@@ -172,7 +178,8 @@ class Model(Layers):
             parameter.gradient = gradients.get(parameter.name)
         if self.params and all(p.gradient is None for p in self.params):
             raise GradientError(
-                f"no parameter of model {self.name!r} gets a gradient from {targets!r}, wanted a loss that depends on one"
+                f"no parameter of model {self.name!r} gets a gradient from {targets!r}, wanted a loss that "
+                "depends on one"
             )
         return dict(gradients)
 
@@ -181,7 +188,8 @@ class Model(Layers):
         return list(self.net.proto.op[: self._forward_length])
 
     def predict_net(self, outputs: str | Sequence[str]) -> NetDef:
-        """The part of the forward pass that ``outputs`` need, in test mode: no dropout, running statistics in batch norm.
+        """The part of the forward pass that ``outputs`` need, in test mode: no dropout, running statistics in
+        batch norm.
 
         External inputs are the model's inputs first, then parameters and statistics.
         """
@@ -196,7 +204,8 @@ class Model(Layers):
         unknown = [name for name in wanted if not any(name in op.output for op in chosen)]
         if unknown:
             raise NetError(
-                f"model {self.name!r} has no operator that makes {unknown[0]!r}, wanted outputs of its forward pass"
+                f"model {self.name!r} has no operator that makes {unknown[0]!r}, wanted outputs of its "
+                "forward pass"
             )
         net = Net(f"{self.name}_predict")
         net.add_external_input(*(name for name in self.inputs if name in needed))

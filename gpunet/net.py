@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from gpunet.definitions import make_operator
 from gpunet.errors import NetError
@@ -14,7 +14,8 @@ from gpunet.scope import current_device
 class Net:
     """A net under construction; ``proto`` is its ``NetDef``, always up to date.
 
-    Blobs are named by plain strings. A blob that is read before any operator of the net makes it becomes an external input.
+    Blobs are named by plain strings. A blob that is read before any operator of the net makes it becomes an
+    external input.
     """
 
     def __init__(self, name: str, proto: NetDef | None = None) -> None:
@@ -35,7 +36,8 @@ class Net:
         outputs: str | Sequence[str] | int | None = None,
         **args: Any,
     ) -> Any:
-        """Appends an operator and returns the name of its output, or a tuple of names where there are several.
+        """Appends an operator and returns the name of its output, or a tuple of names where there are
+        several.
 
         Args:
             type: the operator's type.
@@ -96,11 +98,13 @@ class Net:
         return f"Net({self.name!r}, {len(self.proto.op)} operators)"
 
 
-NetLike: TypeAlias = Union[Net, NetDef, bytes]
+NetLike: TypeAlias = Net | NetDef | bytes
 
 
 def as_net_def(net: NetLike) -> NetDef:
-    """The ``NetDef`` of a net in any of its forms; malformed bytes raise :class:`gpunet.errors.FormatError`."""
+    """The ``NetDef`` of a net in any of its forms; malformed bytes raise
+    :class:`gpunet.errors.FormatError`.
+    """
     if isinstance(net, Net):
         return net.proto
     if isinstance(net, bytes):
@@ -113,10 +117,11 @@ def as_net_def(net: NetLike) -> NetDef:
 
 
 def check_order(net: NetDef, exists: Callable[[str], bool] = lambda name: False) -> None:
-    """Raises :class:`NetError` where an operator reads a blob before it is made, or a declared output is never made.
+    """Raises :class:`NetError` where an operator reads a blob before it is made, or a declared output is
+    never made.
 
-    A net that declares external inputs may read nothing else from outside. One that declares none may, as in Caffe2, read any blob
-    of the workspace: ``exists`` tells which those are.
+    A net that declares external inputs may read nothing else from outside. One that declares none may, as in
+    Caffe2, read any blob of the workspace: ``exists`` tells which those are.
     """
     makers: dict[str, int] = {}
     for index, op in enumerate(net.op):
@@ -133,7 +138,8 @@ def check_order(net: NetDef, exists: Callable[[str], bool] = lambda name: False)
                 raise NetError(_disorder(net, index, name, maker))
             if external and name in op.input:
                 raise NetError(
-                    f"[{op.type}] op {index} {_label(op)!r} in net {net.name!r}: the source of input {name!r} is unknown, wanted an external "
+                    f"[{op.type}] op {index} {_label(op)!r} in net {net.name!r}: the source of input "
+                    f"{name!r} is unknown, wanted an external "
                     f"input of the net or an output of an earlier operator"
                 )
         made.update(op.output)
@@ -152,12 +158,16 @@ def _disorder(net: NetDef, index: int, name: str, maker: int) -> str:
     path = _path(net, index, maker)
     if path:
         chain = " -> ".join(f"{net.op[i].type} {_label(net.op[i])!r}" for i in path)
-        return f"{where}: the operators form a cycle: {chain} -> {reader.type} {_label(reader)!r}, wanted an order without one"
-    return f"{where}: input {name!r} is used before it is made by op {maker} ({net.op[maker].type}), wanted the operators in order of use"
+        cycle = f"{chain} -> {reader.type} {_label(reader)!r}"
+        return f"{where}: the operators form a cycle: {cycle}, wanted an order without one"
+    made = f"made by op {maker} ({net.op[maker].type})"
+    return f"{where}: input {name!r} is used before it is {made}, wanted the operators in order of use"
 
 
 def _path(net: NetDef, start: int, goal: int) -> list[int]:
-    """Operators from ``start`` to ``goal`` along blobs that one writes and the next reads; empty if there are none."""
+    """Operators from ``start`` to ``goal`` along blobs that one writes and the next reads; empty if there are
+    none.
+    """
     readers: dict[str, list[int]] = {}
     for index, op in enumerate(net.op):
         for name in [*op.input, *op.control_input]:

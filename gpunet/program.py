@@ -34,8 +34,19 @@ if TYPE_CHECKING:
 
 #: Net types of Caffe2. All of them run in order here.
 NET_TYPES: Final = frozenset(
-    ["", "simple", "simple_refcount", "async_simple", "rnn", "dag", "prof_dag", "async_dag"]
-    + ["async_polling", "async_scheduling", "parallel"]
+    [
+        "",
+        "simple",
+        "simple_refcount",
+        "async_simple",
+        "rnn",
+        "dag",
+        "prof_dag",
+        "async_dag",
+        "async_polling",
+        "async_scheduling",
+        "parallel",
+    ]
 )
 #: How many combinations of input shapes a segment remembers the graph of.
 _MAX_CACHED_SHAPES: Final = 256
@@ -76,7 +87,10 @@ class Program:
         self._segments: dict[int, Segment] = {}
 
     def run(self) -> None:
-        """Runs all operators once. An error names the operator; blobs written before it keep their new values."""
+        """Runs all operators once.
+
+        An error names the operator; blobs written before it keep their new values.
+        """
         workspace = self.workspace
         for device, buffer in self._step_buffers.items():
             source = backend(device)
@@ -158,7 +172,7 @@ class Segment(ABC):
 
 
 class StaticSegment(Segment):
-    """Operators whose output shapes follow from input shapes: all from its start to the first for which they do not."""
+    """Operators whose output shapes follow from input shapes: from its start to the first one whose do not."""
 
     def __init__(self, program: Program, start: int) -> None:
         super().__init__(program, start, start)

@@ -59,18 +59,22 @@ def want_size(op: Operator, inputs: Sequence[TensorSpec], index: int, size: int,
 
 
 def want_same_type(op: Operator, inputs: Sequence[TensorSpec], *indices: int) -> None:
-    """Raises :class:`DataTypeError` unless the inputs (all of them, where no index is given) have one element type."""
+    """Raises :class:`DataTypeError` unless the inputs (all of them, where no index is given) have one element
+    type.
+    """
     chosen = list(indices or range(len(inputs)))
     first = inputs[chosen[0]]
     for i in chosen[1:]:
         if inputs[i].dtype != first.dtype:
             raise DataTypeError(
-                f"{describe(op, i, inputs[i])} differs in type from {describe(op, chosen[0], first)}, wanted one type"
+                f"{describe(op, i, inputs[i])} differs in type from {describe(op, chosen[0], first)}, wanted "
+                "one type"
             )
 
 
 def canonical_axis(axis: int, rank: int, name: str = "axis", *, inclusive: bool = False) -> int:
-    """``axis`` counted from the front, where negative values count from the end; raises :class:`ArgumentError` out of range.
+    """``axis`` counted from the front, where negative values count from the end; raises
+    :class:`ArgumentError` out of range.
 
     With ``inclusive``, ``rank`` itself is allowed too (an insertion point).
     """
@@ -88,7 +92,8 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
         return tuple(int(n) for n in np.broadcast_shapes(a, b))
     except ValueError:
         raise ShapeError(
-            f"shapes {format_shape(a)} and {format_shape(b)} do not broadcast, wanted equal or 1 from the right"
+            f"shapes {format_shape(a)} and {format_shape(b)} do not broadcast, wanted equal or 1 from the "
+            "right"
         ) from None
 
 

@@ -1,7 +1,8 @@
 """Schemas: the device-free declaration of an operator.
 
-One declaration an operator type, made with :func:`register` in ``gpunet/operators/<family>.py``. Validation, shape
-inference, gradients, memory planning, the profiler and the documentation all read it; nothing else describes an operator.
+One declaration an operator type, made with :func:`register` in ``gpunet/operators/<family>.py``. Validation,
+shape inference, gradients, memory planning, the profiler and the documentation all read it; nothing else
+describes an operator.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -43,8 +44,9 @@ ANY_TENSOR: Final = NUMBERS | BOOL | STRINGS
 class Input:
     """One input of an operator: its name in messages and documentation, and the element types it takes.
 
-    ``types`` is a set of NumPy types; ``None`` accepts any blob, tensors and opaque objects alike. ``optional`` inputs come last;
-    a ``variadic`` one is the last and stands for any number more (none included where it is also ``optional``).
+    ``types`` is a set of NumPy types; ``None`` accepts any blob, tensors and opaque objects alike.
+    ``optional`` inputs come last; a ``variadic`` one is the last and stands for any number more (none
+    included where it is also ``optional``).
     """
 
     name: str
@@ -56,7 +58,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an operator. Optional outputs come last and are computed only where the definition names them."""
+    """One output of an operator.
+
+    Optional outputs come last and are computed only where the definition names them.
+    """
 
     name: str
     doc: str = ""
@@ -64,14 +69,15 @@ class Output:
     variadic: bool = False
 
 
-#: From the operator and the specs of its inputs to those of its outputs. May return more specs than the definition has outputs
-#: (optional ones); ``None`` stands for an output whose shape depends on data (dynamic operators only).
-InferFunction: TypeAlias = Callable[["Operator", Sequence[Any]], Sequence[Union[BlobSpec, None]]]
+#: From the operator and the specs of its inputs to those of its outputs. May return more specs than the
+#: definition has outputs (optional ones); ``None`` stands for an output whose shape depends on data (dynamic
+#: operators only).
+InferFunction: TypeAlias = Callable[["Operator", Sequence[Any]], Sequence[BlobSpec | None]]
 GradientFunction: TypeAlias = Callable[["GradientBuilder"], Sequence["OperatorDef"]]
 FlopsFunction: TypeAlias = Callable[["Operator", Sequence[Any], Sequence[Any]], int]
 CheckFunction: TypeAlias = Callable[["Operator"], None]
 #: Dynamic for every definition, or for those that the function picks.
-Dynamic: TypeAlias = Union[bool, Callable[["Operator"], bool]]
+Dynamic: TypeAlias = bool | Callable[["Operator"], bool]
 
 
 class GradientRule:
@@ -134,7 +140,9 @@ class OpSchema:
         return self.dynamic(op) if callable(self.dynamic) else self.dynamic
 
     def validate(self, op: Operator) -> None:
-        """Checks numbers of inputs and outputs, in-place pairs and the schema's own rule; raises :class:`SchemaError`."""
+        """Checks numbers of inputs and outputs, in-place pairs and the schema's own rule; raises
+        :class:`SchemaError`.
+        """
         _check_count("input", len(op.inputs), self.inputs, self.input_counts)
         _check_count("output", len(op.outputs), self.outputs, self.output_counts)
         for o, name in enumerate(op.outputs):
@@ -163,7 +171,7 @@ class OpSchema:
             if found is None or declared.types is None:
                 continue
             if not isinstance(found, TensorSpec) or found.dtype not in declared.types:
-                wanted = ", ".join(sorted("string" if t == object else t.name for t in declared.types))
+                wanted = ", ".join(sorted("string" if t.hasobject else t.name for t in declared.types))
                 raise DataTypeError(
                     f"input {declared.name} ({op.inputs[i]!r}) is {found}, wanted one of {wanted}"
                 )
@@ -215,17 +223,20 @@ def register(
     Args:
         type: the operator's name in nets.
         inputs, outputs: in order; see :class:`Input`, :class:`Output`.
-        infer: specs of the outputs from those of the inputs; raises ShapeError, DataTypeError or ArgumentError with the
-            finding alone. It must be exact: what it says is what gets allocated.
-        args: typed arguments (``gpunet.arguments``). Arguments that a definition has beyond these are kept and ignored.
+        infer: specs of the outputs from those of the inputs; raises ShapeError, DataTypeError or
+            ArgumentError with the finding alone. It must be exact: what it says is what gets allocated.
+        args: typed arguments (``gpunet.arguments``). Arguments that a definition has beyond these are kept
+            and ignored.
         inplace: pairs (input, output) that may share one blob. Kernels must be right when these alias.
         enforce_inplace: pairs that must share one blob.
         gradient: makes the gradient operators over blob names, or ``NO_GRADIENT``/``NOT_DIFFERENTIABLE``.
         flops: floating-point operations of one run, from specs; ``None`` for operators that only move data.
         check: a rule of the definition's own (a number of outputs that depends on an argument, say).
         random: draws from the random generator, so the same inputs give other outputs at the next step.
-        dynamic: output shapes depend on data (or outputs are opaque objects); kernels return fresh values then.
-        host: bookkeeping on scalars that belongs on the CPU wherever the workspace is (iteration counters, learning rates).
+        dynamic: output shapes depend on data (or outputs are opaque objects); kernels return fresh values
+            then.
+        host: bookkeeping on scalars that belongs on the CPU wherever the workspace is (iteration counters,
+            learning rates).
         input_counts, output_counts: the numbers allowed, where optional and variadic do not say it.
         doc: one paragraph with the formula.
     """

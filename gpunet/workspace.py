@@ -25,7 +25,8 @@ class Workspace:
 
     Args:
         device: ``"auto"`` (the best that is available), ``"cpu"``, ``"cuda:N"`` or ``"sim:N"``.
-        seed: the key of all random draws, together with the operator and how often its net has run; any whole number.
+        seed: the key of all random draws, together with the operator and how often its net has run; any whole
+            number.
         strict: whether an operator without a kernel for the device is an error, rather than run on the CPU.
 
     Raises:
@@ -53,8 +54,9 @@ class Workspace:
 
         Args:
             name: the blob.
-            value: an array of any type in ``gpunet.dtypes``, numbers or nested lists of them, a ``TensorProto``, ``str`` or ``bytes``, a
-                :class:`gpunet.QuantizedTensor`; anything else is kept as an opaque object.
+            value: an array of any type in ``gpunet.dtypes``, numbers or nested lists of them, a
+                ``TensorProto``, ``str`` or ``bytes``, a :class:`gpunet.QuantizedTensor`; anything else is
+                kept as an opaque object.
 
         Raises:
             DataTypeError: an array of a type that tensors cannot have.
@@ -72,8 +74,8 @@ class Workspace:
             self.replace(name, value)
 
     def fetch(self, name: str) -> Any:
-        """A copy of what the blob holds: an array (``object`` arrays of ``bytes`` for string tensors), ``bytes``, a
-        :class:`gpunet.QuantizedTensor`, or the opaque object itself.
+        """A copy of what the blob holds: an array (``object`` arrays of ``bytes`` for string tensors),
+        ``bytes``, a :class:`gpunet.QuantizedTensor`, or the opaque object itself.
 
         Waits for the device where the value is there. Raises :class:`BlobError` if there is nothing.
         """
@@ -173,7 +175,9 @@ class Workspace:
     # Blobs, for programs
 
     def value(self, name: str) -> Any:
-        """What the blob holds, on the host, itself and not a copy; ``gpunet.blobs.EMPTY`` if nothing or if there is no such blob."""
+        """What the blob holds, on the host, itself and not a copy; ``gpunet.blobs.EMPTY`` if nothing or if
+        there is no such blob.
+        """
         blob = self._blobs.get(name)
         if blob is None or not blob.valid:
             return EMPTY
@@ -213,7 +217,9 @@ class Workspace:
         self.epoch += 1
 
     def bring(self, name: str, device: Device) -> None:
-        """Copies the blob's value to a device unless it is there; from another device than the host by way of the host."""
+        """Copies the blob's value to a device unless it is there; from another device than the host by way of
+        the host.
+        """
         blob = self._blobs[name]
         if device in blob.valid or not isinstance(blob.spec, TensorSpec):
             return
@@ -233,7 +239,9 @@ class Workspace:
         self._blobs[name].commit(spec, _HOST)
 
     def put(self, name: str, value: Any) -> None:
-        """Takes over a fresh value; an array is copied where the blob has one of this shape and type, so that bindings hold."""
+        """Takes over a fresh value; an array is copied where the blob has one of this shape and type, so that
+        bindings hold.
+        """
         if not isinstance(value, np.ndarray):
             self.replace(name, value)
             return
@@ -260,7 +268,9 @@ class Workspace:
 
 
 class _Exclusive:
-    """Holds a lock, or refuses at once: two nets of one workspace share scratch and blobs, so they do not run at the same time."""
+    """Holds a lock, or refuses at once: two nets of one workspace share scratch and blobs, so they do not run
+    at the same time.
+    """
 
     def __init__(self, lock: threading.Lock, what: str) -> None:
         self._lock = lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -32,12 +33,13 @@ def _cuda() -> str:
     if not _has_driver():
         missing.append("the NVIDIA driver (https://www.nvidia.com/drivers)")
     if importlib.util.find_spec("cupy") is None:
-        missing.append("CuPy (pip install 'gpunet[cuda12]' or 'gpunet[cuda13]', whichever the driver supports)")
+        missing.append(
+            "CuPy (pip install 'gpunet[cuda12]' or 'gpunet[cuda13]', whichever the driver supports)"
+        )
     if missing:
         return f"not available, missing: {'; '.join(missing)}"
     try:
-        import cupy
-
+        cupy = importlib.import_module("cupy")
         count = cupy.cuda.runtime.getDeviceCount()
         names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
     except Exception as error:  # CuPy raises errors of its own for whatever is wrong with a driver or toolkit

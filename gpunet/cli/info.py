@@ -35,7 +35,6 @@ def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
     from rich.table import Table
 
     from gpunet.analysis import net_cost
-    from gpunet.export import load_model
     from gpunet.inference import infer
     from gpunet.specs import TensorSpec
 
@@ -72,11 +71,17 @@ def _load(path: Path) -> tuple[LoadedModel, str]:
     try:
         return load_model(path), ""
     except FileNotFoundError:
-        return predict_only, "There is no init net beside the predict net: shapes of parameters are not known."
+        return (
+            predict_only,
+            "There is no init net beside the predict net: shapes of parameters are not known.",
+        )
     except FormatError:
         if "predict" in predict_only.path.name:
             raise
-        return predict_only, "The file's name does not tell where its init net is: shapes of parameters are not known."
+        return (
+            predict_only,
+            "The file's name does not tell where its init net is: shapes of parameters are not known.",
+        )
 
 
 def _input_specs(model: LoadedModel, given: tuple[str, ...], batch_size: int) -> dict[str, TensorSpec]:
@@ -90,12 +95,16 @@ def _input_specs(model: LoadedModel, given: tuple[str, ...], batch_size: int) ->
         name, _, shape_text = text.partition("=")
         sizes = shape_text.split("x")
         if not name or not all(size.isdecimal() for size in sizes):
-            raise click.BadParameter(f"found {text!r}, wanted NAME=SHAPE like data=1x3x224x224", param_hint="--input")
+            raise click.BadParameter(
+                f"found {text!r}, wanted NAME=SHAPE like data=1x3x224x224", param_hint="--input"
+            )
         specs[name] = spec(tuple(map(int, sizes)), "float32")
     unknown = [name for name in specs if name not in model.predict_net.external_input]
     if unknown:
         inputs = ", ".join(model.inputs)
-        raise click.BadParameter(f"the model has no input {unknown[0]!r}, wanted one of {inputs}", param_hint="--input")
+        raise click.BadParameter(
+            f"the model has no input {unknown[0]!r}, wanted one of {inputs}", param_hint="--input"
+        )
     return specs
 
 
@@ -105,7 +114,10 @@ def _totals(model: LoadedModel, cost: NetCost, specs: dict[str, TensorSpec]) -> 
     return [
         ("inputs", inputs or "none"),
         ("outputs", ", ".join(model.outputs)),
-        ("parameters", f"{cost.parameter_count:,} in {len(cost.parameters)} blobs, {_bytes(cost.parameter_bytes)}"),
+        (
+            "parameters",
+            f"{cost.parameter_count:,} in {len(cost.parameters)} blobs, {_bytes(cost.parameter_bytes)}",
+        ),
         ("FLOPs", unknown if cost.flops is None else f"{cost.flops:,}"),
         ("peak memory", unknown if cost.peak_bytes is None else _bytes(cost.peak_bytes)),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,26 +33,31 @@ def describe(schema: OpSchema) -> str:
     from gpunet.schema import NO_GRADIENT, NOT_DIFFERENTIABLE
 
     lines = [schema.type, "", *_wrapped(schema.doc, "")] if schema.doc else [schema.type]
-    for title, declared in (("Inputs", schema.inputs), ("Outputs", schema.outputs)):
-        if declared:
+    declared: tuple[tuple[str, Sequence[Input | Output]], ...]
+    declared = (("Inputs", schema.inputs), ("Outputs", schema.outputs))
+    for title, places in declared:
+        if places:
             lines += ["", f"{title}:"]
-        for index, one in enumerate(declared):
+        for index, one in enumerate(places):
             lines += _wrapped(f"{index} {_title(one)}", "  ")
     if schema.args:
         lines += ["", "Arguments:"]
         for arg in schema.args:
             lines += _wrapped(_argument(arg), "  ")
     lines += ["", f"In place: {_inplace(schema)}"]
-    meaning = {id(NO_GRADIENT): "none: the backward pass stops here", id(NOT_DIFFERENTIABLE): "asking for it is an error"}
+    meaning = {
+        id(NO_GRADIENT): "none: the backward pass stops here",
+        id(NOT_DIFFERENTIABLE): "asking for it is an error",
+    }
     lines.append(f"Gradient: {meaning.get(id(schema.gradient), 'yes')}")
     if schema.random:
         lines.append("Random: draws new numbers at each run, by the workspace's seed")
     return "\n".join(lines)
 
 
-def _title(declared: Input | Output) -> str:
-    name = declared.name + ("..." if declared.variadic else "") + (" (optional)" if declared.optional else "")
-    return f"{name}: {declared.doc}" if declared.doc else name
+def _title(place: Input | Output) -> str:
+    name = place.name + ("..." if place.variadic else "") + (" (optional)" if place.optional else "")
+    return f"{name}: {place.doc}" if place.doc else name
 
 
 def _argument(arg: Arg) -> str:

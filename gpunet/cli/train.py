@@ -16,22 +16,59 @@ if TYPE_CHECKING:
     from gpunet.data import Dataset
     from gpunet.training import Checkpoint, CheckpointFolder, Trainer
 
+
 @click.command(cls=Command)
 @click.argument("model")
-@click.option("--data", metavar="digits|DIR", help="The digits that come with gpunet (the default), or a folder with MNIST's IDX files.")
+@click.option(
+    "--data",
+    metavar="digits|DIR",
+    help="The digits that come with gpunet (the default), or a folder with MNIST's IDX files.",
+)
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the training images.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Images a step.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Highest learning rate; it falls along half a cosine.")
-@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), metavar="X", help="Share of the last update that is kept.")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Highest learning rate; it falls along half a cosine.",
+)
+@click.option(
+    "--momentum",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="X",
+    help="Share of the last update that is kept.",
+)
 @click.option("--weight-decay", type=click.FloatRange(min=0), metavar="X", help="Decay of the weights.")
-@click.option("--clip-norm", type=click.FloatRange(min=0), metavar="X", help="Greatest norm of all gradients together; 0 does not clip.")
-@click.option("--max-shift", type=click.IntRange(min=0), metavar="N", help="Shift training images by up to N pixels at random.")
+@click.option(
+    "--clip-norm",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="Greatest norm of all gradients together; 0 does not clip.",
+)
+@click.option(
+    "--max-shift",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Shift training images by up to N pixels at random.",
+)
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto.")
 @click.option("--seed", type=int, metavar="N", help="Seed of all random numbers (default 0).")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for the model and the checkpoints (default runs/MODEL-DATA).")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, with its settings.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder for the model and the checkpoints (default runs/MODEL-DATA).",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on from the last checkpoint in the folder, with its settings."
+)
 @click.option("--overwrite", is_flag=True, help="Start anew although the folder holds an unfinished run.")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Steps between checkpoints (default: one each epoch).")
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Steps between checkpoints (default: one each epoch).",
+)
 def command(
     model: str,
     data: str | None,
@@ -100,7 +137,7 @@ def command(
 
 
 def _find_checkpoint(checkpoints: CheckpointFolder, resume: bool, overwrite: bool) -> Checkpoint | None:
-    """The checkpoint to go on from; an error if the folder has one of an unfinished run and nobody said what to do with it."""
+    """The checkpoint to go on from; an error if it is unclear whether to."""
     from gpunet.errors import CheckpointError
 
     if overwrite:
@@ -113,8 +150,8 @@ def _find_checkpoint(checkpoints: CheckpointFolder, resume: bool, overwrite: boo
         return found
     if not found.state.finished:
         raise CheckpointError(
-            f"{found.path} is of a run that did not finish: --resume goes on with it, --overwrite starts over, "
-            "--out takes another folder"
+            f"{found.path} is of a run that did not finish: --resume goes on with it, "
+            "--overwrite starts over, --out takes another folder"
         )
     return None
 
@@ -123,8 +160,9 @@ def _announce(console: Console, trainer: Trainer, dataset: Dataset) -> None:
     channels, height, width = dataset.train_images.shape[1:]
     numbers = sum(trainer.workspace.fetch(name).size for name in trainer.model.saved_blobs())
     console.print(
-        f"{trainer.model.name}: {numbers:,} parameters; {dataset.name}: {len(dataset.train_labels):,} images of "
-        f"{channels}x{height}x{width} to train on, {len(dataset.test_labels):,} held out; device {trainer.workspace.device}",
+        f"{trainer.model.name}: {numbers:,} parameters; {dataset.name}: "
+        f"{len(dataset.train_labels):,} images of {channels}x{height}x{width} to train on, "
+        f"{len(dataset.test_labels):,} held out; device {trainer.workspace.device}",
         highlight=False,
         soft_wrap=True,
     )

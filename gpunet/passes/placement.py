@@ -1,7 +1,8 @@
 """Placement: a device and a kernel for every node, and copies where a value lies elsewhere than its reader.
 
-An operator runs on the device that its definition asks for, else on the workspace's; where no kernel exists there, on the CPU, which is
-reported once for each type with the reason and the bytes that cross (``strict`` makes it an error).
+An operator runs on the device that its definition asks for, else on the workspace's; where no kernel exists
+there, on the CPU, which is reported once for each type with the reason and the bytes that cross (``strict``
+makes it an error).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _reported: set[tuple[str, ...]] = set()
 def place(graph: Graph, home: Device, *, strict: bool = False) -> Graph:
     """Chooses device and kernel of each node. ``home`` is the workspace's device.
 
-    Raises :class:`DeviceError` where no kernel exists at all, or (``strict``) none on the device that was wanted.
+    Raises :class:`DeviceError` where no kernel exists at all, or (``strict``) none on the device that was
+    wanted.
     """
     for node in graph.nodes:
         op = node.op
@@ -79,7 +81,8 @@ def _report_once(key: tuple[str, ...], message: str) -> None:
 def insert_copies(graph: Graph) -> Graph:
     """Adds a copy node in front of each node that reads a value which lies on another device.
 
-    Entries need none: a blob is brought to where it is read before a run starts, so they only get one value for each device.
+    Entries need none: a blob is brought to where it is read before a run starts, so they only get one value
+    for each device.
     """
     nodes: list[Node] = []
     entries: list[Value] = []

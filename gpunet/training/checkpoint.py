@@ -123,9 +123,7 @@ def read_checkpoint(path: AnyPath) -> Checkpoint:
     return Checkpoint(Path(path), state, blobs)
 
 
-def check_fit(
-    checkpoint: Checkpoint, config: Mapping[str, Any], model: Model, workspace: Workspace
-) -> None:
+def check_fit(checkpoint: Checkpoint, config: Mapping[str, Any], model: Model, workspace: Workspace) -> None:
     """Raises :class:`CheckpointError`, naming what differs, unless the checkpoint belongs to this run.
 
     The workspace must have run the model's init net.
@@ -142,17 +140,26 @@ def check_fit(
         raise CheckpointError(f"{where} is of another run: seed is {state.seed} there, {workspace.seed} here")
     if state.network != network_hash(model):
         raise CheckpointError(
-            f"{where} is of another network {model.name!r}: its operators, shapes or their arguments are not those of "
-            f"this one (SHA-256 {state.network[:16]}... there, {network_hash(model)[:16]}... here)"
+            f"{where} is of another network {model.name!r}: its operators, shapes or arguments are not those "
+            f"of this one (SHA-256 {state.network[:16]}... there, {network_hash(model)[:16]}... here)"
         )
     wanted = set(model.training_blobs())
-    for what, names in (("lacks", wanted - set(checkpoint.blobs)), ("also has", set(checkpoint.blobs) - wanted)):
+    for what, names in (
+        ("lacks", wanted - set(checkpoint.blobs)),
+        ("also has", set(checkpoint.blobs) - wanted),
+    ):
         if names:
-            raise CheckpointError(f"{where} {what} blob {min(names)!r}, wanted the {len(wanted)} of the model")
+            raise CheckpointError(
+                f"{where} {what} blob {min(names)!r}, wanted the {len(wanted)} of the model"
+            )
     for name, value in checkpoint.blobs.items():
         here = workspace.spec(name)
         if isinstance(here, TensorSpec):
-            found = TensorSpec(value.shape, value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+            found = (
+                TensorSpec(value.shape, value.dtype)
+                if isinstance(value, np.ndarray)
+                else type(value).__name__
+            )
             if found != here:
                 raise CheckpointError(f"{where}: blob {name!r} is {found} there, {here} here")
 
@@ -177,7 +184,7 @@ class CheckpointFolder:
         return [path for _, path in sorted(found, reverse=True)]
 
     def save(self, state: RunState, model: Model, workspace: Workspace) -> Path:
-        """Writes the checkpoint of ``state.step`` and returns its path; see :func:`write_checkpoint` for errors.
+        """Writes the checkpoint of ``state.step``; returns its path. Errors are :func:`write_checkpoint`'s.
 
         Checkpoints of later steps are deleted: they are of a run that was given up for this one, or damaged.
         """
@@ -190,7 +197,9 @@ class CheckpointFolder:
         return path
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; ``None`` if there is none at all. Damaged ones are reported by a warning in the log.
+        """The newest checkpoint that is whole; ``None`` if there is none at all.
+
+        Damaged ones are reported by a warning in the log.
 
         Raises:
             CheckpointError: there are checkpoints, and all of them are damaged.
@@ -224,7 +233,9 @@ class CheckpointFolder:
 def _get(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T:
     value = metadata.get(key)
     if type(value) is not kind:
-        raise CheckpointError(f"the entry {key!r} of the metadata is {value!r:.60}, wanted a JSON {kind.__name__}")
+        raise CheckpointError(
+            f"the entry {key!r} of the metadata is {value!r:.60}, wanted a JSON {kind.__name__}"
+        )
     return value
 
 
@@ -232,5 +243,7 @@ def _numbers(metadata: Mapping[str, Any], key: str) -> dict[str, int]:
     table: dict[str, Any] = _get(metadata, key, dict)
     wrong = [name for name, number in table.items() if type(number) is not int]
     if wrong:
-        raise CheckpointError(f"the entry {key!r} of the metadata has {wrong[0]!r}, which is not a whole number")
+        raise CheckpointError(
+            f"the entry {key!r} of the metadata has {wrong[0]!r}, which is not a whole number"
+        )
     return table

@@ -37,8 +37,12 @@ def save_curve(path: str | os.PathLike[str], history: History, title: str) -> No
     left.plot(ends, [e.loss for e in epochs], marker="o", markersize=3, label="training")
     left.plot(ends, [e.test_loss for e in epochs], marker="o", markersize=3, label="held out")
     left.set(xlabel="step", ylabel="loss", yscale="log")
-    right.plot(ends, [100 * e.accuracy for e in epochs], marker="o", markersize=3, color="C1", label="training")
-    right.plot(ends, [100 * e.test_accuracy for e in epochs], marker="o", markersize=3, color="C2", label="held out")
+    right.plot(
+        ends, [100 * e.accuracy for e in epochs], marker="o", markersize=3, color="C1", label="training"
+    )
+    right.plot(
+        ends, [100 * e.test_accuracy for e in epochs], marker="o", markersize=3, color="C2", label="held out"
+    )
     right.set(xlabel="step", ylabel="accuracy, %")
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -16,7 +16,7 @@ _SMALLEST_PROBABILITY = 1e-20
 
 @dataclass(frozen=True)
 class Score:
-    """``loss`` is the mean cross entropy, ``accuracy`` the share of ``samples`` whose most probable class is the label."""
+    """Mean cross entropy, and the share of the samples whose most probable class is the label."""
 
     loss: float
     accuracy: float

@@ -82,11 +82,13 @@ class History:
         """What :meth:`to_json` gave; anything else raises :class:`CheckpointError`."""
         try:
             columns = [data["steps"][f.name] for f in fields(Step)]
-            if len({len(column) for column in columns}) > 1:
-                raise ValueError("columns of different lengths")
-            return cls([Step(*row) for row in zip(*columns)], [Epoch(**row) for row in data["epochs"]])
+            return cls(
+                [Step(*row) for row in zip(*columns, strict=True)], [Epoch(**row) for row in data["epochs"]]
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the history of the run is malformed ({type(error).__name__}: {error})") from None
+            raise CheckpointError(
+                f"the history of the run is malformed ({type(error).__name__}: {error})"
+            ) from None
 
 
 class StepLog:

@@ -11,7 +11,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """While entered, the first SIGINT (Ctrl-C) or SIGTERM is kept in :attr:`caught`; a second one acts as if this did not exist.
+    """Keeps the first SIGINT (Ctrl-C) or SIGTERM in :attr:`caught`; a second one acts as without this.
 
     Python handles signals in the main thread only; in another one this does nothing.
     """

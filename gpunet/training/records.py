@@ -2,11 +2,13 @@
 
     magic    8 bytes: 0x89 "GPUNET" 0x0a
     version  4 bytes
-    records  kind (1 byte), length of the payload (8 bytes), payload, CRC-32 of kind, length and payload (4 bytes)
+    records  kind (1 byte), length of the payload (8 bytes), payload, CRC-32 of kind, length and payload (4
+    bytes)
 
-Numbers are little-endian and unsigned. The records are, in this order: one ``M``, a JSON object in UTF-8; any number of ``B``, each a serialized
-``BlobProto``, where a large tensor takes several in a row (``content_chunk_id`` of ``content_num_chunks``, each with its ``segment``); one ``E``,
-the SHA-256 of everything before it. Nothing follows.
+Numbers are little-endian and unsigned. The records are, in this order: one ``M``, a JSON object in UTF-8;
+any number of ``B``, each a serialized ``BlobProto``, where a large tensor takes several in a row
+(``content_chunk_id`` of ``content_num_chunks``, each with its ``segment``); one ``E``, the SHA-256 of
+everything before it. Nothing follows.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def read_records(path: AnyPath) -> tuple[dict[str, Any], dict[str, Any]]:
     """The metadata and the blobs of a file, after every check has passed.
 
     Raises:
-        CheckpointError: the file is no such file, of another version, damaged or cut off; the message says where.
+        CheckpointError: the file is no such file, of another version, damaged or cut off; the message says
+            where.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
@@ -115,7 +118,9 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     digest = hashlib.sha256()
     start = file.read(len(MAGIC) + _VERSION_FORMAT.size)
     if not start.startswith(MAGIC):
-        raise FormatError(f"starts with {start[:8].hex(' ') or 'nothing'}, wanted {MAGIC.hex(' ')}: no checkpoint of gpunet")
+        raise FormatError(
+            f"starts with {start[:8].hex(' ') or 'nothing'}, wanted {MAGIC.hex(' ')}: no checkpoint of gpunet"
+        )
     if len(start) < len(MAGIC) + _VERSION_FORMAT.size:
         raise FormatError(f"ends after {size} bytes, inside the version")
     (version,) = _VERSION_FORMAT.unpack(start[len(MAGIC) :])
@@ -129,7 +134,9 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
         before = digest.digest()
         kind, payload = _record(file, size, digest)
         if (metadata is None) != (kind == _METADATA):
-            raise FormatError(f"record {kind!r} at byte {at} is out of order, wanted one {_METADATA!r}, at the start")
+            raise FormatError(
+                f"record {kind!r} at byte {at} is out of order, wanted one {_METADATA!r}, at the start"
+            )
         if kind == _END:
             break
         if kind == _METADATA:
@@ -157,13 +164,15 @@ def _record(file: BinaryIO, size: int, digest: Any) -> tuple[bytes, bytes]:
     if length > limit:
         raise FormatError(f"record {kind!r} at byte {at} has {length} bytes, wanted at most {limit}: damaged")
     if length > left:
-        raise FormatError(f"is cut off: the record at byte {at} has {length} bytes, the file {max(left, 0)} more")
+        raise FormatError(
+            f"is cut off: the record at byte {at} has {length} bytes, the file {max(left, 0)} more"
+        )
     payload = file.read(length)
     stored = file.read(_CRC.size)
     actual = _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
     if stored != actual:
         raise FormatError(
-            f"record {kind!r} at byte {at} has CRC-32 {actual[::-1].hex()}, wanted {stored[::-1].hex()}: damaged"
+            f"record {kind!r} at byte {at}: CRC-32 {actual[::-1].hex()}, wanted {stored[::-1].hex()}: damaged"
         )
     for part in (head, payload, stored):
         digest.update(part)
@@ -196,7 +205,8 @@ class _Blobs:
             raise FormatError(f"blob {proto.name!r} is there twice")
         if proto.content_chunk_id != len(self._tensors):
             raise FormatError(
-                f"blob {proto.name!r}: found piece {proto.content_chunk_id} of {pieces}, wanted {len(self._tensors)}"
+                f"blob {proto.name!r}: found piece {proto.content_chunk_id} of {pieces}, "
+                f"wanted piece {len(self._tensors)}"
             )
         if pieces == 1:
             self._values[proto.name] = blob_from_proto(proto)

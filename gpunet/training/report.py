@@ -18,7 +18,7 @@ _SMOOTHING: Final = 0.9
 
 
 class ConsoleReporter:
-    """A progress bar with loss, accuracy and samples/s if the console is a terminal; otherwise a line for each epoch."""
+    """A line for each epoch, and, on a terminal, a bar with loss, accuracy and samples/s."""
 
     def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
         """Starts at ``done`` of ``total_steps`` steps."""
@@ -55,7 +55,8 @@ class ConsoleReporter:
             return
         before = self._mean or (step.loss, step.accuracy)
         loss, accuracy = (
-            _SMOOTHING * old + (1 - _SMOOTHING) * new for old, new in zip(before, (step.loss, step.accuracy))
+            _SMOOTHING * old + (1 - _SMOOTHING) * new
+            for old, new in zip(before, (step.loss, step.accuracy), strict=True)
         )
         self._mean = loss, accuracy
         self._samples += samples
@@ -85,7 +86,7 @@ class ConsoleReporter:
 def summary(history: History, test_samples: int) -> Table:
     """The best and the last epoch of a run as a table."""
     table = Table()
-    for name in ("", "epoch", "loss", "accuracy", "held-out loss", "held-out accuracy", "right of held out"):
+    for name in ("", "epoch", "loss", "accuracy", "held out: loss", "accuracy", "right"):
         table.add_column(name, justify="left" if not name else "right")
     best = max(history.epochs, key=lambda e: e.test_accuracy)
     for name, epoch in (("best", best), ("last", history.epochs[-1])):

@@ -87,7 +87,9 @@ def make_trainer(
         weight_decay=recipe.weight_decay,
         clip_norm=recipe.clip_norm,
     ).apply(model)
-    augment = ShiftFlip(seed=settings.seed, max_shift=recipe.max_shift, flip=False) if recipe.max_shift else None
+    augment = (
+        ShiftFlip(seed=settings.seed, max_shift=recipe.max_shift, flip=False) if recipe.max_shift else None
+    )
     batches = Batches(
         dataset.train_images,
         dataset.train_labels,

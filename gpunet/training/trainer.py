@@ -44,7 +44,8 @@ class Quiet:
 class Trainer:
     """Trains a model whose gradients and updates are in place.
 
-    Making one runs the model's init net, so the parameters are then as the seed gives them; :meth:`restore` goes to where a checkpoint was.
+    Making one runs the model's init net, so the parameters are then as the seed gives them; :meth:`restore`
+    goes to where a checkpoint was.
 
     Args:
         model: has the inputs ``data`` and ``label`` and makes ``softmax``, ``loss`` and ``accuracy``.
@@ -78,7 +79,9 @@ class Trainer:
         if epochs < 1:
             raise TrainingError(f"{epochs} epochs, wanted at least 1")
         if batches.batch_size > samples:
-            raise TrainingError(f"batch size {batches.batch_size}, wanted at most the {samples} training samples")
+            raise TrainingError(
+                f"batch size {batches.batch_size}, wanted at most the {samples} training samples"
+            )
         if checkpoint_every is not None and checkpoint_every < 1:
             raise TrainingError(f"a checkpoint every {checkpoint_every} steps, wanted at least 1")
         self.model, self.workspace, self.epochs = model, workspace, epochs
@@ -108,7 +111,8 @@ class Trainer:
         """Goes to where the checkpoint was made.
 
         Raises:
-            CheckpointError: it belongs to another run (the message says what differs); nothing is changed then.
+            CheckpointError: it belongs to another run (the message says what differs); nothing is changed
+                then.
         """
         check_fit(checkpoint, self._config, self.model, self.workspace)
         state = checkpoint.state
@@ -171,8 +175,8 @@ class Trainer:
         step = Step(number, epoch, self._number("loss"), self._number("accuracy"), rate)
         if not math.isfinite(step.loss):
             raise TrainingError(
-                f"the loss is {step.loss} at step {number} (epoch {epoch}) with learning rate {step.learning_rate:g}: training has "
-                "diverged, wanted a finite loss; try a smaller learning rate, or clipping the gradients"
+                f"the loss is {step.loss} at step {number} (epoch {epoch}) with learning rate {rate:g}: "
+                "training has diverged, wanted a finite loss; try a smaller learning rate, or clipping the gradients"
             )
         self.history.steps.append(step)
         return step, len(labels)
@@ -214,5 +218,5 @@ class Trainer:
 
 
 def steps_of(samples: int, batch_size: int, epochs: int) -> int:
-    """Steps in which batches that wrap around go ``epochs`` times through ``samples``: those that start before the end."""
+    """Batches that start in the first ``epochs`` epochs, where they wrap around from one to the next."""
     return -(-samples * epochs // batch_size)

@@ -1,7 +1,8 @@
 """Models that come with gpunet, by name, each with the settings that train it well.
 
-A model takes the blobs ``data`` (float32 ``[N, C, H, W]``) and ``label`` (int32 ``[N]``) and makes ``softmax`` (probabilities ``[N, classes]``),
-``loss`` (the mean cross entropy, a scalar) and ``accuracy`` (a scalar).
+A model takes the blobs ``data`` (float32 ``[N, C, H, W]``) and ``label`` (int32 ``[N]``) and makes
+``softmax`` (probabilities ``[N, classes]``), ``loss`` (the mean cross entropy, a scalar) and ``accuracy`` (a
+scalar).
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def build(name: str, image_shape: Shape, classes: int) -> Model:
     entry = lookup(name)
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ShapeError(
-            f"model {name!r}: images of shape {format_shape(tuple(image_shape))}, wanted channels x height x width"
+            f"model {name!r}: images of shape {format_shape(tuple(image_shape))}, "
+            "wanted channels x height x width"
         )
     if classes < 2:
         raise ZooError(f"model {name!r}: {classes} classes, wanted at least 2")
@@ -104,7 +106,8 @@ def build(name: str, image_shape: Shape, classes: int) -> Model:
     label = model.input("label", (1,), "int32")
     logits = entry.build(model, data, "logits", classes)
     softmax = model.softmax(logits, "softmax")
-    # The loss from the logits: exact where a probability rounds to 0 or 1. The model that is saved ends at softmax and needs no labels.
+    # The loss from the logits: exact where a probability rounds to 0 or 1. The model that is saved ends at
+    # softmax and needs no labels.
     model.add("SoftmaxWithLoss", [logits, label], ["_loss_softmax", "loss"])
     model.accuracy(softmax, label, "accuracy")
     return model

@@ -1,4 +1,4 @@
-"""The residual network of 20 layers for small images (He et al., "Deep residual learning for image recognition", 2015, section 4.2)."""
+"""The residual network of 20 layers for small images (He et al., https://arxiv.org/abs/1512.03385, 4.2)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _BLOCKS_PER_STAGE = 3
 
 
 def resnet20(model: Model, data: str, name: str, classes: int) -> str:
-    """Adds a 3x3 convolution, three stages of three residual blocks with 16, 32 and 64 channels, the mean over the image, and a layer ``name``
-    with a score for each class.
+    """Adds a 3x3 convolution, nine residual blocks, the mean over the image, and a layer ``name`` of class scores.
 
-    Stages after the first halve the image. Where a block changes the shape, its shortcut is a 1x1 convolution; elsewhere it is the
-    identity. Weights start as for rectified units (MSRAFill), and every convolution is followed by batch normalisation.
+    The blocks form three stages of three with 16, 32 and 64 channels. Stages after the first halve the
+    image. Where a block changes the shape, its shortcut is a 1x1 convolution; elsewhere it is the identity.
+    Weights start as for rectified units (MSRAFill), and every convolution is followed by batch normalisation.
     """
     x = model.relu(_conv_bn(model, data, "conv1", _WIDTHS[0], 3, 1))
     for stage, channels in enumerate(_WIDTHS, start=1):
