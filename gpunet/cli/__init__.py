@@ -54,9 +54,13 @@ class Commands(click.Group):
         except (GpunetError, OSError, MemoryError) as error:
             if debug.get("debug"):
                 traceback.print_exc()
-            click.secho(f"error: {_message(error)}", fg="red", err=True)
-            # How training was interrupted is in its exit status.
-            ctx.exit(getattr(error, "exit_code", 1))
+            # Being interrupted is no error, and has an exit status of its own.
+            exit_code = getattr(error, "exit_code", None)
+            if exit_code is None:
+                click.secho(f"error: {_message(error)}", fg="red", err=True)
+            else:
+                click.secho(_message(error), fg="yellow", err=True)
+            ctx.exit(1 if exit_code is None else exit_code)
 
 
 class Command(click.Command):

@@ -33,9 +33,9 @@ def describe(schema: OpSchema) -> str:
     from gpunet.schema import NO_GRADIENT, NOT_DIFFERENTIABLE
 
     lines = [schema.type, "", *_wrapped(schema.doc, "")] if schema.doc else [schema.type]
-    declared: tuple[tuple[str, Sequence[Input | Output]], ...]
-    declared = (("Inputs", schema.inputs), ("Outputs", schema.outputs))
-    for title, places in declared:
+    sections: list[tuple[str, Sequence[Input | Output]]]
+    sections = [("Inputs", schema.inputs), ("Outputs", schema.outputs)]
+    for title, places in sections:
         if places:
             lines += ["", f"{title}:"]
         for index, one in enumerate(places):

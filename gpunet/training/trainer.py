@@ -176,7 +176,7 @@ class Trainer:
         if not math.isfinite(step.loss):
             raise TrainingError(
                 f"the loss is {step.loss} at step {number} (epoch {epoch}) with learning rate {rate:g}: "
-                "training has diverged, wanted a finite loss; try a smaller learning rate, or clipping the gradients"
+                "training has diverged, wanted a finite loss; try a smaller learning rate, or clip gradients"
             )
         self.history.steps.append(step)
         return step, len(labels)
@@ -198,7 +198,7 @@ class Trainer:
 
     def _stop(self, number: int) -> None:
         self.save()
-        kept = f", saved in {self._checkpoints.path}" if self._checkpoints else ""
+        kept = f"; a checkpoint is in {self._checkpoints.path}" if self._checkpoints else ""
         raise TrainingInterruptedError(
             f"interrupted after step {len(self.history.steps)} of {self.total_steps}{kept}", number
         )
