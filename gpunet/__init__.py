@@ -11,7 +11,7 @@ if _os.path.isfile(_os.path.join(_root, "proto", "gpunet.proto")) and _os.path.i
     __path__.append(_root)
 
 import gpunet.operators as _operators  # noqa: E402, F401  (registers the schemas)
-from gpunet import proto  # noqa: E402
+from gpunet import optimizers, proto, schedules  # noqa: E402
 from gpunet._version import __version__  # noqa: E402
 from gpunet.blobs import QuantizedTensor  # noqa: E402
 from gpunet.gradient_maker import GradientSlice  # noqa: E402
@@ -35,5 +35,7 @@ __all__ = [
     "infer",
     "name_scope",
     "operator_types",
+    "optimizers",
     "proto",
+    "schedules",
 ]

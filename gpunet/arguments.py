@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpunet.errors import ArgumentError
+from gpunet.errors import ArgumentError, DataTypeError
 
 if TYPE_CHECKING:
     from gpunet.proto import Argument, OperatorDef
@@ -238,7 +238,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 def _read(arg: Arg, message: Argument) -> Any:
     try:
         value = _READERS[arg.kind](message)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, DataTypeError) as error:
         fields = ", ".join(f"{f.name}: {str(v)[:60]!r}" for f, v in message.ListFields() if f.name != "name")
         detail = f" ({error})" if str(error) else ""
         raise ArgumentError(
