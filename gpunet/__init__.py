@@ -1,6 +1,8 @@
 """gpunet: a GPU-first tensor runtime with Caffe2's programming model."""
 
+import importlib as _importlib
 import os as _os
+import types as _types
 
 # In a checkout, gpunet.proto, gpunet.cpu_fallback and their neighbours are folders beside this one, so the
 # checkout's root joins the places where submodules are looked up. An installed package has them inside.
@@ -11,7 +13,7 @@ if _os.path.isfile(_os.path.join(_root, "proto", "gpunet.proto")) and _os.path.i
     __path__.append(_root)
 
 import gpunet.operators as _operators  # noqa: E402, F401  (registers the schemas)
-from gpunet import optimizers, proto, schedules  # noqa: E402
+from gpunet import proto  # noqa: E402
 from gpunet._version import __version__  # noqa: E402
 from gpunet.blobs import QuantizedTensor  # noqa: E402
 from gpunet.gradient_maker import GradientSlice  # noqa: E402
@@ -39,3 +41,12 @@ __all__ = [
     "proto",
     "schedules",
 ]
+
+# Imported when first used, so that `import gpunet` stays quick.
+_LAZY = ("data", "export", "optimizers", "schedules", "training", "zoo")
+
+
+def __getattr__(name: str) -> _types.ModuleType:
+    if name in _LAZY:
+        return _importlib.import_module(f"gpunet.{name}")
+    raise AttributeError(f"module 'gpunet' has no attribute {name!r}")
