@@ -177,7 +177,7 @@ def _list(message: Argument, *fields: str) -> tuple[Any, ...]:
         or message.floats
         or message.ints
         or message.strings
-    ):  # type: ignore[arg-type]
+    ):
         raise ValueError
     return ()
 
@@ -188,7 +188,7 @@ def _floats(message: Argument) -> tuple[float, ...]:
 
 def _message(field: str) -> Callable[[Argument], Any]:
     def read(message: Argument) -> Any:
-        if not message.HasField(field):  # type: ignore[arg-type]
+        if not message.HasField(field):
             raise ValueError
         return getattr(message, field)
 
@@ -197,7 +197,7 @@ def _message(field: str) -> Callable[[Argument], Any]:
 
 def _scalar(message: Argument) -> float | int | bytes:
     for name in ("f", "i", "s"):
-        if message.HasField(name):  # type: ignore[arg-type]
+        if message.HasField(name):
             value: float | int | bytes = getattr(message, name)
             return value
     raise ValueError

@@ -305,8 +305,9 @@ def _fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContex
     """What the kernel of a dynamic operator returns."""
     op = context.op
     try:
-        values = kernel.function(inputs, (), op.args, context)
-        return values() if kernel.binds else values
+        result = kernel.function(inputs, (), op.args, context)
+        values: Sequence[Any] = result() if kernel.binds else result
+        return values
     except Exception as error:
         _blame(error, op.where)
 
