@@ -49,7 +49,8 @@ _SCALARS: Final[dict[str, tuple[Any, np.dtype]]] = {
     "float": (ctypes.c_float, np.dtype("float32")),
     "double": (ctypes.c_double, np.dtype("float64")),
 }
-_ELEMENTS: Final[dict[str, np.dtype]] = {cpp: dtype for dtype, (_, cpp) in SUFFIXES.items()} | {
+_ELEMENTS: Final[dict[str, np.dtype]] = {
+    **{cpp: dtype for dtype, (_, cpp) in SUFFIXES.items()},
     "uint32": np.dtype("uint32"),
     "uint64": np.dtype("uint64"),
 }
