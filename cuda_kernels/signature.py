@@ -24,7 +24,7 @@ import numpy as np
 from gpunet.errors import DataTypeError, SchemaError
 
 #: Suffix and C++ name of each element type in kernel sources (include/gpunet.cuh defines the names).
-SUFFIXES: Final = {
+SUFFIXES: Final[dict[np.dtype, tuple[str, str]]] = {
     np.dtype("float16"): ("f16", "float16"),
     np.dtype("float32"): ("f32", "float"),
     np.dtype("float64"): ("f64", "double"),
