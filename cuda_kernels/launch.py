@@ -83,14 +83,17 @@ def prepare(
             raise KernelError(
                 f"kernel {name!r}: argument {parameter.name!r} is {argument!r}, wanted a {parameter.type}"
             )
-    params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    params: Any = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    params.values = values  # live as long as it
     function = backend.function(kernel.module, name)
     blocks, threads = (grid[0], 1, 1), (grid[1], 1, 1)
     stream = ctx.stream
+    for argument in arguments:
+        if isinstance(argument, Buffer):
+            argument.memory.used_on(stream)
 
-    # The default keeps buffers and argument values alive as long as the launch is.
-    def launch(_keep: Any = (values, arguments)) -> None:
-        function.launch(blocks, threads, shared, params, stream)
+    def launch() -> None:
+        function.launch(blocks, threads, shared, params, stream, arguments)
 
     return launch
 

@@ -24,15 +24,22 @@ if TYPE_CHECKING:
 class Memory:
     """A block of device memory.
 
-    ``pointer`` is an address of the device; the block is given back when the object dies.
+    ``pointer`` is an address of the device; the block is given back when the object dies. ``name`` is that of
+    the first blob in it, for messages.
     """
 
-    __slots__ = ("_release", "nbytes", "pointer")
+    __slots__ = ("_release", "name", "nbytes", "pointer")
 
     def __init__(self, pointer: int, nbytes: int, release: Callable[[], None]) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
+        self.name = ""
         self._release = release
+
+    def used_on(self, stream: Stream) -> None:
+        """Notes that work on another stream than the one it was allocated for uses the block: it is not
+        handed out again before that is done.
+        """
 
     def __del__(self) -> None:
         self._release()
@@ -52,6 +59,11 @@ class Event(ABC):
 
 class Stream(ABC):
     """A queue of work of one device."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether what is put into the queue is recorded into a graph instead of being run."""
+        return False
 
     @abstractmethod
     def record(self) -> Event:
@@ -79,6 +91,7 @@ class Function(ABC):
         shared: int,
         params: Any,
         stream: Stream,
+        arguments: tuple[Any, ...] = (),
     ) -> None:
         """Puts one launch on a stream.
 
@@ -88,6 +101,7 @@ class Function(ABC):
             params: a ctypes array of pointers to the arguments, which must live until the launch has run (the
                 caller keeps them as long as the program).
             stream: where it runs.
+            arguments: the buffers and numbers behind ``params``, one a parameter, for messages and checks.
         """
 
 
@@ -136,8 +150,12 @@ class Backend(ABC):
         """The kernel ``name`` of ``cuda_kernels/<module>.cu``, compiled and loaded once."""
 
     @abstractmethod
-    def call_host(self, function: Callable[..., None], buffers: Sequence[Buffer], stream: Stream) -> None:
+    def call_host(
+        self, function: Callable[..., None], buffers: Sequence[Buffer], stream: Stream, reads: int = 0
+    ) -> None:
         """Runs ``function`` on arrays that are the memory of ``buffers``, in stream order.
+
+        The first ``reads`` of them are only read.
 
         Only the simulated device can; it stands in for libraries (cuDNN, cuBLAS) there. Elsewhere it raises
         :class:`DeviceError`.

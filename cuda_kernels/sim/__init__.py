@@ -1,0 +1,1 @@
+"""The simulated CUDA device: kernels are compiled by a C++ compiler of the host and run thread by thread."""
