@@ -70,7 +70,7 @@ def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCon
 
     def run() -> None:
         order_filters(rows, w, filters)
-        run_lanes(lanes)
+        run_lanes(lanes, rows.work)
 
     return run
 

@@ -15,16 +15,22 @@ from gpunet.cpu_fallback.threads import THREAD_BYTES, split
 LANES: Final = 2
 #: Rows times columns times depth of the largest product that OpenBLAS leaves to its small-matrix kernels.
 SMALL_PRODUCT: Final = 1_000_000
+#: Multiplications below which waking another thread costs more than it saves.
+THREAD_WORK: Final = 20_000_000
 
 
-def run_lanes(lanes: Sequence[Callable[[], None]]) -> None:
-    """Runs all lanes, each of which is worth a thread, and returns when all are done; an error in one is raised here."""
+def run_lanes(lanes: Sequence[Callable[[], None]], work: int) -> None:
+    """Runs all lanes, which need ``work`` multiplications in all, and returns when all are done."""
+    if work < THREAD_WORK:
+        for lane in lanes:
+            lane()
+        return
 
-    def work(begin: int, end: int) -> None:
+    def share(begin: int, end: int) -> None:
         for lane in lanes[begin:end]:
             lane()
 
-    split(len(lanes), THREAD_BYTES, work)
+    split(len(lanes), THREAD_BYTES, share)
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 #: Columns of a product: enough for the vector units, few enough for the caches.
 _COLUMNS: Final = 64
-#: Below this number of multiplications, a second thread does not pay.
+#: Below this number of multiplications, one product of all columns is as good.
 _LEAST_WORK: Final = 1_000_000
 _LEAST_TILE: Final = 8
 _MOST_ELEMENTS: Final = 640
@@ -54,6 +54,11 @@ class RowPlan:
     def row_positions(self) -> int:
         """Positions of one row of outputs, in all images of a block."""
         return self.images * math.prod(self.window.output[1:])
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.batch * self.filters * self.window.kernel[0] * self.row_elements * self.window.positions
 
     @property
     def columns_size(self) -> int:

@@ -12,12 +12,14 @@ import numpy.typing as npt
 
 from gpunet.cpu_fallback.columns import Layout, Spread, Stack, needs_stacking, spread_blocks, stack_blocks
 from gpunet.cpu_fallback.lanes import LANES, largest_divisor, run_lanes, tile_rows
+from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
 from gpunet.specs import TensorSpec, spec
 
 Array = npt.NDArray[Any]
 
 #: Positions in a block of images: a product of this depth is deep enough, and its columns stay in the cache.
 _POSITIONS: Final = 1024
+#: Below this number of multiplications, one product of all columns is as good.
 _LEAST_WORK: Final = 1_000_000
 _MOST_FILTERS: Final = 1 << 16
 _LEAST_TILE: Final = 8
@@ -32,14 +34,33 @@ class TilePlan:
     elements: int
     back_elements: int
     back_positions: int
+    rows: RowPlan | None
 
     def scratch(self, dtype: np.dtype) -> list[TensorSpec]:
-        """For each lane: columns, stacked gradients, sum and part of dW, sum and part of db."""
-        layout = self.layout
+        """Filters in the order of rows; for each lane: columns, stacked outputs, sum and part of dW, sum and part of db."""
+        layout, rows = self.layout, self.rows
         size = layout.filters * layout.window.taps * layout.channels
         stacked = layout.output_size() if needs_stacking(layout, dtype) else 0
-        sizes = [layout.columns_size(), stacked, size, size, layout.filters, layout.filters]
-        return [spec((n,), layout.dtype) for n in sizes * LANES]
+        columns = max(layout.columns_size(), rows.columns_size if rows is not None else 0)
+        stacked = max(stacked, rows.stacked_size if rows is not None else 0)
+        lane = [columns, stacked, size, size, layout.filters, layout.filters]
+        return [spec((n,), layout.dtype) for n in [size if rows is not None else 0, *lane * LANES]]
+
+
+def _backward_rows(layout: Layout) -> RowPlan | None:
+    """dX of a convolution without steps is the convolution of dY with the mirrored filters, input for output channels."""
+    window = layout.window
+    if layout.pointwise or any(s != 1 for s in window.stride):
+        return None
+    reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True)]
+    mirrored = replace(
+        window,
+        head=tuple(r - h for r, h in zip(reach, window.head, strict=True)),
+        tail=tuple(r - t for r, t in zip(reach, window.tail, strict=True)),
+        image=window.output,
+        output=window.image,
+    )
+    return plan_rows(mirrored, layout.batch, layout.filters, layout.channels, layout.dtype)
 
 
 def plan_tiles(layout: Layout) -> TilePlan | None:
@@ -64,7 +85,9 @@ def plan_tiles(layout: Layout) -> TilePlan | None:
     back_elements = tile_rows(elements, layout.filters, back_positions)
     if min(filters, part) < _LEAST_TILE or min(back_elements, back_positions) < _LEAST_TILE:
         return None
-    return TilePlan(replace(layout, block=block), filters, part, back_elements, back_positions)
+    return TilePlan(
+        replace(layout, block=block), filters, part, back_elements, back_positions, _backward_rows(layout)
+    )
 
 
 def _tiles(matrix: Array, rows: int, columns: int) -> Array:
@@ -123,9 +146,16 @@ def bind_tiles(
 ) -> Callable[[], None]:
     """The gradients of all inputs; each lane sums dW and db over its own images, and the sums are added at the end."""
     layout = plan.layout
-    memory = [scratch[i : i + 6] for i in range(0, len(scratch), 6)]
-    steps = [_steps(plan, lane, memory[lane], x, dy, dx) for lane in range(LANES)]
+    ordered, *rest = scratch
+    memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]
+    back = dx if plan.rows is None else None
+    steps = [_steps(plan, lane, memory[lane], x, dy, back) for lane in range(LANES)]
+    rows = []
+    if plan.rows is not None and dx is not None:
+        rows = bind_rows(plan.rows, dy, dx, ordered, None, [(m[0], m[1]) for m in memory])
     elements = layout.window.taps * layout.channels
+
+    work = 2 * layout.batch * dw.size * layout.window.positions
 
     def run_lane(lane: int, filters: Array) -> None:
         _, _, total, part, bias_total, bias_part = memory[lane]
@@ -147,13 +177,18 @@ def bind_tiles(
                 # The columns of X are not needed any more: their memory takes those of dX.
                 np.matmul(filters, step.narrow_gradients, out=step.back_columns)
                 step.back.scatter()
+        if rows:
+            rows[lane]()
 
     def run() -> None:
-        if dx is not None:
-            dx.fill(0)
+        if back is not None:
+            back.fill(0)
+        if plan.rows is not None and rows:
+            mirrored = np.flip(w, tuple(range(2, w.ndim))).swapaxes(0, 1)
+            order_filters(plan.rows, mirrored, ordered)
         matrix = w.reshape(layout.filters, elements).astype(layout.dtype, copy=False)
         filters = _tiles(matrix.T, plan.back_elements, layout.filters)
-        run_lanes([functools.partial(run_lane, lane, filters) for lane in range(LANES)])
+        run_lanes([functools.partial(run_lane, lane, filters) for lane in range(LANES)], work)
         first, *others = memory
         for other in others:
             np.add(first[2], other[2], out=first[2])
