@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpunet import backends
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels import signature
+from gpunet.cuda_kernels import device_errors, signature
 from gpunet.cuda_kernels.sim import library, report
 from gpunet.cuda_kernels.sim.streams import Executor, Range, Record, SimStream, Work, default_seed
 from gpunet.devices import Device
@@ -69,7 +69,7 @@ class SimFunction(backends.Function):
         return found
 
     def ranges(self, params: Any, arguments: tuple[Any, ...]) -> tuple[list[Range], list[Range]]:
-        """The bytes that a launch may read, and those that it may write: of its buffers, as ``const`` says."""
+        """The bytes of its buffers that a launch may only read, and those that it may write."""
         reads: list[Range] = []
         writes: list[Range] = []
         known = {id(p): a.nbytes for p, a in self.pointers(arguments) if isinstance(a, Buffer)}
@@ -86,14 +86,14 @@ class SimFunction(backends.Function):
 class SimBackend(backends.Backend):
     """A simulated CUDA device.
 
-    Memory is memory of this process that NumPy is never shown: each block ends at an inaccessible page, so blocks
-    are aligned to 256 bytes only if their size is a multiple of 256 (to 16 bytes otherwise). Fresh memory holds
-    0xFF bytes: NaN as floating point.
+    Memory is memory of this process that NumPy is never shown: each block ends at an inaccessible page, so
+    blocks are aligned to 256 bytes only if their size is a multiple of 256 (to 16 bytes otherwise). Fresh
+    memory holds 0xFF bytes: NaN as floating point.
 
     Args:
         device: its name.
         seed: of the order in which streams run; the environment's ``GPUNET_SIM_SEED`` by default, else 0.
-        order: of the threads of a block between barriers, and of blocks: ``forward``, ``reverse``, ``random``.
+        order: of a block's threads between barriers, and of blocks: ``forward``, ``reverse`` or ``random``.
         check_order: run each launch in several orders and compare what it wrote (see :meth:`run_launch`).
         memory: bytes that can be allocated at a time; ``None`` for no limit.
 
@@ -119,6 +119,7 @@ class SimBackend(backends.Backend):
         self.runtime = library.runtime()
         self.executor = Executor(self.seed)
         self._stream = SimStream(self.executor)
+        self.errors = device_errors.DeviceErrors(self)
         self._functions: dict[tuple[str, str], SimFunction] = {}
         self._modules: dict[str, library.Module] = {}
         self._launches = 0
@@ -194,7 +195,7 @@ class SimBackend(backends.Backend):
         self._put(stream, "copy", f"copy to {target.name!r}", run, [], [target])
 
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: backends.Stream) -> None:
-        """Copies in the order of the stream and waits."""
+        """Copies in the order of the stream and waits; raises what kernels before it reported."""
         self._check_size(source, target.nbytes)
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise DeviceError(f"cannot copy {source} to an array that is not contiguous and writeable")
@@ -207,6 +208,7 @@ class SimBackend(backends.Backend):
 
         self._put(stream, "copy", f"copy of {source.name!r}", run, [source], [])
         self.executor.run_until(lambda: done)
+        device_errors.check(self, source, stream)
 
     def copy(self, target: Buffer, source: Buffer, stream: backends.Stream) -> None:
         """Queues a copy between two buffers of this device, or from another simulated one."""
@@ -315,8 +317,8 @@ class SimBackend(backends.Backend):
     ) -> None:
         """Runs one launch now.
 
-        With :attr:`check_order` it runs in reverse and in random order first, each from the same memory, and then
-        forward: results that differ in any bit mean that threads race.
+        With :attr:`check_order` it runs in reverse and in random order first, each from the same memory, and
+        then forward: results that differ in any bit mean that threads race.
 
         Raises:
             KernelError: the launch failed, or its results depend on the order of threads.
