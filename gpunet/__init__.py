@@ -2,7 +2,7 @@
 
 import importlib as _importlib
 import os as _os
-import types as _types
+import typing as _typing
 
 # In a checkout, gpunet.proto, gpunet.cpu_fallback and their neighbours are folders beside this one, so the
 # checkout's root joins the places where submodules are looked up. An installed package has them inside.
@@ -25,28 +25,38 @@ from gpunet.schema import registered_types as operator_types  # noqa: E402
 from gpunet.scope import device_scope, name_scope  # noqa: E402
 from gpunet.workspace import Workspace  # noqa: E402
 
+if _typing.TYPE_CHECKING:
+    from gpunet.export import LoadedModel, Predictor, load_model, save_model
+
 __all__ = [
     "GradientSlice",
+    "LoadedModel",
     "Model",
     "Net",
+    "Predictor",
     "QuantizedTensor",
     "Workspace",
     "__version__",
     "device_scope",
     "gradient_ops",
     "infer",
+    "load_model",
     "name_scope",
     "operator_types",
     "optimizers",
     "proto",
+    "save_model",
     "schedules",
 ]
 
 # Imported when first used, so that `import gpunet` stays quick.
-_LAZY = ("data", "export", "optimizers", "schedules", "training", "zoo")
+_LAZY_MODULES = ("data", "export", "optimizers", "schedules", "training", "zoo")
+_LAZY_NAMES = ("LoadedModel", "Predictor", "load_model", "save_model")
 
 
-def __getattr__(name: str) -> _types.ModuleType:
-    if name in _LAZY:
+def __getattr__(name: str) -> _typing.Any:
+    if name in _LAZY_MODULES:
         return _importlib.import_module(f"gpunet.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(_importlib.import_module("gpunet.export"), name)
     raise AttributeError(f"module 'gpunet' has no attribute {name!r}")

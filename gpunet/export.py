@@ -34,7 +34,7 @@ from gpunet.specs import TensorSpec
 from gpunet.workspace import Workspace
 
 #: Parameters of more bytes are not also written as text.
-MAX_TEXT_PARAMETER_BYTES: Final = 2 << 20
+MAX_TEXT_PARAMETER_BYTES: Final = 1 << 20
 
 _MAX_VALUE_INFO_BYTES: Final = 1 << 20
 _SUFFIXES: Final = (".pb", ".pbtxt", ".prototxt")
@@ -213,8 +213,10 @@ def load_model(
 
 
 def _find(path: Path, stem: str) -> Path:
-    if not path.is_dir():
+    if path.is_file():
         return path
+    if not path.is_dir():
+        raise FileNotFoundError(2, "there is no such model, wanted a folder or a predict net", str(path))
     for suffix in _SUFFIXES:
         if (path / (stem + suffix)).is_file():
             return path / (stem + suffix)
@@ -298,8 +300,9 @@ class Predictor:
         """The model's outputs for these inputs.
 
         Args:
-            inputs: arrays by the names of :attr:`LoadedModel.inputs`, or in that order. Where the model
-                tells the type of an input, numbers of another type are converted.
+            inputs: arrays by the names of :attr:`LoadedModel.inputs`, or in that order. Where the model tells
+                the type of an input, numbers of another type are converted; where it does not, lists become
+                float32.
 
         Raises:
             BlobError: inputs are missing, or there is no such input.
@@ -319,6 +322,7 @@ class Predictor:
             )
         for name, value in inputs.items():
             known = self.model.value_info.get(name)
-            self.workspace.feed(name, np.asarray(value, dtype=known.dtype if known else None))
+            dtype = known.dtype if known else None if isinstance(value, np.ndarray) else np.dtype(np.float32)
+            self.workspace.feed(name, np.asarray(value, dtype=dtype))
         self.workspace.run(self._net)
         return {name: self.workspace.fetch(name) for name in self.model.outputs}

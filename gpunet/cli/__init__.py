@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import traceback
 from typing import Any, Final
 
@@ -44,6 +45,9 @@ class Commands(click.Group):
         from gpunet.errors import GpunetError
 
         debug = ctx.ensure_object(dict)
+        logger = logging.getLogger("gpunet")
+        handler = _Warnings(logging.WARNING)
+        logger.addHandler(handler)
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -61,6 +65,15 @@ class Commands(click.Group):
             else:
                 click.secho(_message(error), fg="yellow", err=True)
             ctx.exit(1 if exit_code is None else exit_code)
+        finally:
+            logger.removeHandler(handler)
+
+
+class _Warnings(logging.Handler):
+    """Shows what gpunet logs as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.secho(f"{record.levelname.lower()}: {record.getMessage()}", fg="yellow", err=True)
 
 
 class Command(click.Command):

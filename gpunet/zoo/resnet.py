@@ -9,7 +9,7 @@ _BLOCKS_PER_STAGE = 3
 
 
 def resnet20(model: Model, data: str, name: str, classes: int) -> str:
-    """Adds a convolution, nine residual blocks, the mean over the image, and a layer ``name`` of class scores.
+    """Adds a convolution, nine residual blocks, the mean over the image, and a layer ``name`` of scores.
 
     The blocks form three stages of three with 16, 32 and 64 channels. Stages after the first halve the
     image. Where a block changes the shape, its shortcut is a 1x1 convolution; elsewhere it is the identity.

@@ -1,0 +1,341 @@
+"""The command line: what users see, exit codes, and a run that survives whatever ends it."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import gpunet
+from gpunet.cli import COMMANDS, main
+from gpunet.data import load_digits
+
+ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+TRAIN = [sys.executable, "-m", "gpunet", "train", "mlp"]
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A folder with an MLP that was trained for two epochs, and what was printed."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, invoke("train", "mlp", "--epochs", 2, "--out", folder).stdout
+
+
+def test_training_prints_and_writes_all(run):
+    folder, shown = run
+    assert "digits: 1,501 images of 1x8x8 to train on, 296 held out; device cpu" in shown
+    assert "epoch 1/2  loss" in shown
+    assert "epoch 2/2  loss" in shown
+    assert "samples/s" in shown
+    assert "of 296" in shown
+    assert "\x1b" not in shown
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "checkpoints",
+        "curve.png",
+        "init_net.pb",
+        "init_net.pbtxt",
+        "predict_net.pb",
+        "predict_net.pbtxt",
+        "steps.csv",
+        "value_info.json",
+    ]
+    assert len(list((folder / "checkpoints").iterdir())) == 2
+
+
+def test_the_curve_is_optional(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpunet.training.curve.can_draw", lambda: False)
+    shown = invoke("train", "mlp", "--epochs", 1, "--out", tmp_path).stdout
+    assert "for a picture of the course of training: pip install 'gpunet[plot]'" in shown
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_predict(run, tmp_path):
+    images, labels = load_digits("test")
+    np.save(tmp_path / "many.npy", images[:20])
+    np.save(tmp_path / "one.npy", images[0, 0])
+    lines = invoke(
+        "predict", run[0], tmp_path / "many.npy", tmp_path / "one.npy", "--top", 2
+    ).stdout.splitlines()
+    assert len(lines) == 21
+    found = [int(line.split("class ")[1].split()[0]) for line in lines]
+    assert np.mean(found[:20] == labels[:20]) > 0.7
+    assert lines[0].split(": ")[0] == f"{tmp_path / 'many.npy'}[0]"
+    assert lines[0].split(": ")[1] == lines[20].split(": ")[1]
+    assert lines[20].count("class") == 2
+
+
+def test_predict_scales_pictures(run, tmp_path):
+    from PIL import Image
+
+    image = (load_digits("test")[0][0, 0] * 255).astype(np.uint8)
+    Image.fromarray(image).resize((64, 64), Image.Resampling.NEAREST).convert("RGB").save(tmp_path / "x.png")
+    assert invoke("predict", run[0], tmp_path / "x.png").stdout.count("class") == 3
+
+
+def test_info(run):
+    shown = invoke("info", run[0]).stdout
+    for text in ("FC", "Relu", "Softmax", "float32 1x256", "data (float32 1x1x8x8)", "softmax"):
+        assert text in shown
+    count = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
+    assert f"parameters:       {count:,} in 6 blobs" in shown
+    assert f"({4 * count:,} bytes)" in shown
+    assert f"({4 * (count + 256 + 128):,} bytes)" in shown  # peak: both hidden layers
+    assert "float32 7x256" in invoke("info", run[0], "--batch-size", 7).stdout
+    assert "float32 2x256" in invoke("info", run[0], "--input", "data=2x1x8x8").stdout
+
+
+def test_info_without_parameters(run, tmp_path):
+    net = tmp_path / "net.pbtxt"
+    net.write_bytes((run[0] / "predict_net.pbtxt").read_bytes())
+    shown = invoke("info", net).stdout
+    assert "shapes of parameters are not known" in shown
+    assert "peak memory:      not known" in shown
+
+
+def test_devices():
+    lines = invoke("devices").stdout.splitlines()
+    assert lines[0].startswith("cpu")
+    assert "available" in lines[0]
+    assert any(line.startswith("cuda") for line in lines)
+
+
+def test_ops():
+    listed = invoke("ops").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == gpunet.operator_types()
+    shown = invoke("ops", "Conv").stdout
+    for text in (
+        "Inputs:",
+        "Outputs:",
+        "Arguments:",
+        "order (str, default 'NCHW', one of 'NCHW', 'NHWC')",
+        "Gradient: yes",
+    ):
+        assert text in shown
+    assert "output 0 of input 0" in invoke("ops", "Relu").stdout
+    assert "Random" in invoke("ops", "GaussianFill").stdout
+
+
+def test_every_operator_can_be_described():
+    for name in gpunet.operator_types():
+        assert invoke("ops", name).stdout.startswith(name)
+
+
+def test_version_and_help():
+    assert gpunet.__version__ in invoke("--version").stdout
+    shown = invoke("--help").stdout
+    for name, text in COMMANDS.items():
+        assert name in shown
+        assert text in shown
+        command = invoke(name, "--help").stdout
+        assert "Usage:" in command
+        assert "--debug" in command
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys, gpunet.cli; gpunet.cli.main(['--help'], standalone_mode=False); "
+        "print([m for m in ('rich', 'gpunet.training', 'gpunet.zoo', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "lenett"],
+            "there is no model 'lenett', wanted one of lenet, mlp, resnet20; did you mean lenet?",
+        ),
+        (["train", "mlp", "--data", "nowhere"], "no data set 'nowhere'"),
+        (["train", "mlp", "--device", "gpu", "--out", "{tmp}/new"], "unknown device 'gpu'"),
+        (
+            ["train", "mlp", "--batch-size", "5000", "--out", "{tmp}/new"],
+            "batch size 5000, wanted at most the 1501",
+        ),
+        (["train", "mlp", "--learning-rate", "1e30", "--out", "{tmp}/new"], "with learning rate "),
+        (["train", "mlp", "--out", "{tmp}/file/new"], "Not a directory"),
+        (
+            ["predict", "{tmp}/none", "x.npy"],
+            "there is no such model, wanted a folder or a predict net: {tmp}/none",
+        ),
+        (["predict", "{run}", "{tmp}/none.npy"], "{tmp}/none.npy"),
+        (["predict", "{run}", "{tmp}/wrong.npy"], "images of shape (1, 9, 9), the model wants (1, 8, 8)"),
+        (["info", "{tmp}/file"], "not a NetDef"),
+        (["ops", "Convv"], "unknown operator type 'Convv'; did you mean Conv"),
+    ],
+)
+def test_errors_are_one_line(run, tmp_path, arguments, message):
+    (tmp_path / "file").write_bytes(b"\xff" * 10)
+    np.save(tmp_path / "wrong.npy", np.zeros((9, 9)))
+    places = {"tmp": tmp_path, "run": run[0]}
+    result = invoke(*(a.format(**places) for a in arguments), code=1)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message.format(**places) in lines[0]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_debug_shows_the_traceback(place):
+    arguments = ["ops", "Convv"]
+    arguments.insert(place, "--debug")
+    result = invoke(*arguments, code=1)
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "Missing argument 'MODEL'"),
+        (["train", "mlp", "--epochs", "0"], "0 is not in the range"),
+        (["train", "mlp", "--resume", "--overwrite"], "exclude each other"),
+        (["trai", "mlp"], "No such command 'trai'"),
+        (["info", "{run}", "--input", "data=1xa"], "wanted NAME=SHAPE"),
+        (["info", "{run}", "--input", "x=1"], "no input 'x', wanted one of data"),
+    ],
+)
+def test_wrong_usage(run, arguments, message):
+    result = invoke(*(a.format(run=run[0]) for a in arguments), code=2)
+    assert message in result.stderr
+
+
+def write_idx(folder, compressed):
+    images, labels = load_digits("train")
+    images = (images[:60, 0] * 255).astype(np.uint8)
+    for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels[:60].astype(np.uint8))):
+        data = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+        if compressed:
+            (folder / f"t10k-{name}.gz").write_bytes(gzip.compress(data))
+        else:
+            (folder / f"t10k-{name}").write_bytes(data)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_training_on_idx_files(tmp_path, compressed):
+    write_idx(tmp_path, compressed)
+    shown = invoke(
+        "train", "mlp", "--data", tmp_path, "--epochs", 1, "--batch-size", 9, "--out", tmp_path / "run"
+    ).stdout
+    assert "54 images of 1x8x8 to train on, 6 held out" in shown
+    # The data are remembered.
+    assert (
+        "going on after step 6 of 6" in invoke("train", "mlp", "--out", tmp_path / "run", "--resume").stdout
+    )
+
+
+# ---- stopping and going on
+
+
+def wait_for_steps(folder, process, steps):
+    """Waits until a checkpoint exists and so many steps were logged."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        log = folder / "steps.csv"
+        if log.exists() and log.read_bytes().count(b"\n") > steps and list(folder.glob("checkpoints/step-*")):
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"{steps} steps were not made within a minute")
+
+
+def results(folder):
+    return [(folder / name).read_bytes() for name in ("init_net.pb", "predict_net.pb", "steps.csv")]
+
+
+OPTIONS = ["--epochs", "12", "--seed", "7", "--checkpoint-every", "7"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run([*TRAIN, *OPTIONS, "--out", folder], env=ENVIRONMENT, check=True, capture_output=True)
+    return results(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=lambda x: str(int(x)),
+)
+def test_a_run_that_was_ended_goes_on_to_the_same_weights(tmp_path, undisturbed, number, code):
+    command = [*TRAIN, *OPTIONS, "--out", tmp_path]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for_steps(tmp_path, process, 20)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    assert not (tmp_path / "init_net.pb").exists()
+    if number != signal.SIGKILL:
+        assert err.startswith("interrupted after step ")
+        assert len(err.splitlines()) == 1
+    # Without being told what to do with it, an unfinished run is not thrown away.
+    refused = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "--resume goes on with it" in refused.stderr
+    # The settings need not be given again.
+    resume = [*TRAIN, "--out", tmp_path, "--resume"]
+    resumed = subprocess.run(resume, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "going on after step " in resumed.stdout
+    assert results(tmp_path) == undisturbed
+
+
+def test_resuming_with_another_setting_names_it(run):
+    result = invoke("train", "mlp", "--out", run[0], "--resume", "--learning-rate", 0.3, "--seed", 1, code=1)
+    assert "learning-rate is 0.05 there, 0.3 here; seed is 0 there, 1 here" in result.stderr
+    result = invoke("train", "lenet", "--out", run[0], "--resume", code=1)
+    assert "model is 'mlp' there, 'lenet' here" in result.stderr
+
+
+def test_resuming_a_finished_run_changes_nothing(run):
+    before = results(run[0])
+    assert "going on after step 47 of 47" in invoke("train", "mlp", "--out", run[0], "--resume").stdout
+    assert results(run[0]) == before
+
+
+def test_resuming_where_nothing_is_starts(tmp_path):
+    shown = invoke("train", "mlp", "--out", tmp_path / "new", "--resume", "--epochs", 1).stdout
+    assert "no checkpoint in" in shown
+    assert "epoch 1/1" in shown
+
+
+def test_damaged_checkpoints(tmp_path):
+    invoke("train", "mlp", "--epochs", 2, "--out", tmp_path)
+    newest, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    finished = results(tmp_path)
+    newest.write_bytes(newest.read_bytes()[:1000])
+    command = [*TRAIN, "--resume", "--out", tmp_path]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("warning: checkpoint ")
+    assert "is cut off" in done.stderr
+    assert f"going on from the older {older.name}" in done.stderr
+    assert results(tmp_path) == finished
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(b"damaged")
+    result = invoke("train", "mlp", "--out", tmp_path, "--epochs", 2, code=1)
+    assert "no checkpoint in" in result.stderr
+    assert "--overwrite starts over" in result.stderr
+    invoke("train", "mlp", "--out", tmp_path, "--epochs", 2, "--overwrite")
+    assert results(tmp_path) == finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_command_learns_digits(tmp_path, seed):
+    shown = invoke("train", "lenet", "--out", tmp_path, "--seed", seed).stdout
+    last = next(line for line in shown.splitlines() if line.startswith("epoch 10/10"))
+    assert float(last.split("accuracy ")[2].split("%")[0]) >= 98
