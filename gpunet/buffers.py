@@ -43,6 +43,8 @@ class Buffer:
         self.dtype: np.dtype = np.dtype(dtype)
         self.offset = offset
         self.name = name
+        if not memory.name:
+            memory.name = name
 
     @classmethod
     def empty(cls, backend: Backend, spec: TensorSpec, name: str = "") -> Buffer:

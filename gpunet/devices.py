@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,8 +35,31 @@ class Device:
 CPU: Final = Device("cpu")
 
 
+def driver() -> ctypes.CDLL | None:
+    """The library of the NVIDIA driver; ``None`` where there is none."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+@functools.cache
+def gpu_count() -> int:
+    """Number of GPUs that the NVIDIA driver offers; 0 without a driver. Asks the driver itself, once: nothing
+    large is imported.
+    """
+    library = driver()
+    count = ctypes.c_int(0)
+    if library is None or library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
 def parse_device(name: str | Device) -> Device:
-    """The device of a name; ``auto`` is the best one that is available.
+    """The device of a name; ``auto`` is the best one that is available: ``cuda:0`` where there is a GPU, its
+    driver and CuPy, else ``cpu``.
 
     Raises :class:`DeviceError` for an unknown name.
     """
@@ -41,7 +67,7 @@ def parse_device(name: str | Device) -> Device:
         return name
     kind, colon, number = name.partition(":")
     if kind == "auto" and not colon:
-        return CPU
+        return Device("cuda") if gpu_count() and importlib.util.find_spec("cupy_backends") else CPU
     if kind not in ("cpu", "cuda", "sim") or (colon and not number.isdecimal()):
         raise DeviceError(f"unknown device {name!r}, wanted 'auto', 'cpu', 'cuda:N' or 'sim:N'")
     return Device(kind, int(number or 0))
