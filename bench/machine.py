@@ -1,0 +1,94 @@
+"""What a benchmark ran on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpunet
+
+from . import counterpart
+
+
+def describe() -> dict[str, str]:
+    """CPU, cores, load, and the versions and threads of what computes; load is that of the moment."""
+    found = {
+        "cpu": _cpu(),
+        "cores": f"{_cores()} usable of {os.cpu_count()}",
+        "load": f"{load()} at the start",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "gpunet": gpunet.__version__,
+        "numpy": f"{np.__version__}, {_blas()}",
+    }
+    if counterpart.INSTALLED:
+        torch = counterpart.torch()
+        found["torch"] = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    else:
+        found["torch"] = "not installed"
+    return found
+
+
+class Others:
+    """How many cores other processes kept busy, by the counters of Linux, since this was made."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def __str__(self) -> str:
+        if self._start is None or (now := self._read()) is None:
+            return "unknown"
+        busy, own, seconds = (b - a for a, b in zip(self._start, now, strict=True))
+        return f"other processes kept {max(0.0, busy - own) / seconds:.1f} cores busy"
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Seconds that all cores were busy, that this process and its children took, and by the clock."""
+        try:
+            fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+            tick = os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, AttributeError):
+            return None
+        user, nice, system, _, _, irq, soft_irq = (int(field) / tick for field in fields[:7])
+        return user + nice + system + irq + soft_irq, sum(os.times()[:4]), time.perf_counter()
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> str:
+    """Processes that ran or wanted to, averaged over the last minute."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+
+
+def _blas() -> str:
+    settings: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
+    blas = settings["Build Dependencies"]["blas"]
+    return f"{blas['name']} {blas['version']}, {_blas_threads()} threads"
+
+
+def _blas_threads() -> str:
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+            if os.environ.get(variable):
+                return os.environ[variable]
+        return str(_cores())
+    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return str(max(pools, default=1))
