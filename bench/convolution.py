@@ -1,4 +1,4 @@
-"""Convolution and pooling against PyTorch on the CPU, shape by shape, for the networks that gpunet trains in its examples."""
+"""Convolution and pooling against PyTorch on the CPU, layer by layer of LeNet, ResNet-20 and ResNet-18."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunet.specs import spec
 
 
 class Shape(NamedTuple):
-    """One layer: images of ``batch`` x ``channels`` x ``size`` x ``size``, ``filters`` output channels (0 for max pooling)."""
+    """One layer on images of ``channels`` x ``size`` x ``size``; no ``filters`` mean max pooling."""
 
     name: str
     batch: int
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Times in milliseconds; those of PyTorch, and the ratio gpunet / PyTorch, are ``None`` where it is not installed."""
+    """Milliseconds; those of PyTorch and the ratio gpunet / PyTorch are ``None`` if it is not installed."""
 
     name: str
     direction: str
@@ -118,7 +118,7 @@ def _torch_pool(torch: Any, shape: Shape, arrays: Sequence[np.ndarray]) -> list[
 
 
 def _candidates(shape: Shape, torch: ModuleType | None) -> list[list[Callable[[], Any]]]:
-    """[[gpunet forward, backward], [PyTorch forward, backward]], without the second where it is not installed."""
+    """[[gpunet forward, backward], [PyTorch forward, backward]], the second where it is installed."""
     rng = np.random.default_rng(0)
     args = {"kernel": shape.kernel, "stride": shape.stride, "pad": shape.pad}
     x = rng.standard_normal((shape.batch, shape.channels, shape.size, shape.size), dtype=np.float32)
@@ -153,7 +153,7 @@ def _interleaved(runs: Sequence[Callable[[], Any]], repeats: int) -> list[float]
 
 
 def measure(repeats: int = 15, only: Sequence[Shape] | None = None) -> list[Row]:
-    """Measures all shapes (or ``only`` some), forward and backward (all gradients), with the threads that both libraries take."""
+    """Measures all shapes (or ``only`` some), forward and backward (all gradients)."""
     torch = _torch()
     rows = []
     for shape in only if only is not None else shapes():

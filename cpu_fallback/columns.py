@@ -1,8 +1,9 @@
 """Convolution as matrix products: images are spread into columns, one a window, and back (im2col, col2im).
 
-All arrays are handled through *canonical views*: images as (group, channel, image, *space), columns as (group, channel, *kernel, image, *output).
-The memory behind follows the order of the images: channels first, columns are a (channel * kernel) x (image * output) matrix a group; channels
-last, its transpose. Images are handled in blocks, so that scratch memory stays small and matrices stay large.
+All arrays are handled through *canonical views*: images as (group, channel, image, *space), columns as
+(group, channel, *kernel, image, *output). The memory behind follows the order of the images: channels
+first, columns are a (channel * kernel) x (image * output) matrix a group; channels last, its transpose.
+Images are handled in blocks, so that scratch memory stays small and matrices stay large.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gpunet.specs import Shape
 
 Array = npt.NDArray[Any]
 Slices = tuple[slice, ...]
+Index = tuple[Any, ...]
 
 #: Bytes of columns that a block of images may take; a single image may need more.
 BLOCK_BYTES: Final = 4 << 20
@@ -81,7 +83,7 @@ def canonical_images(images: Array, groups: int, channels_last: bool) -> Array:
 
 
 def columns_views(layout: Layout, memory: Array, count: int) -> tuple[Array, Array]:
-    """The columns of ``count`` images in flat memory: canonical, and as (group, element, position) matrices."""
+    """Columns of ``count`` images in flat memory: canonical, and as (group, element, position) matrices."""
     w, groups = layout.window, layout.groups
     channels = layout.channels // groups
     elements, positions = w.taps * channels, count * w.positions
@@ -96,8 +98,10 @@ def columns_views(layout: Layout, memory: Array, count: int) -> tuple[Array, Arr
 
 
 def axis_slices(window: Window, axis: int, k: int) -> tuple[slice, slice] | None:
-    """For position ``k`` of one side of the window: the outputs where it lies inside of the image, and the image positions; ``None`` where it
-    never does."""
+    """Outputs, and image positions, of position ``k`` of one side of the window; ``None`` if never inside.
+
+    The image positions are ``o * stride + k * dilation - head``, for the outputs ``o`` that lie inside.
+    """
     stride, size = window.stride[axis], window.image[axis]
     offset = k * window.dilation[axis] - window.head[axis]
     first = max(0, -(offset // stride))
@@ -108,7 +112,7 @@ def axis_slices(window: Window, axis: int, k: int) -> tuple[slice, slice] | None
 
 
 def tap_slices(window: Window, tap: Shape) -> tuple[Slices, Slices] | None:
-    """The same for a position inside of the window, in all dimensions."""
+    """The same in all dimensions, for a position ``tap`` of the window."""
     found = [axis_slices(window, axis, k) for axis, k in enumerate(tap)]
     inside = tuple(f[0] for f in found if f is not None)
     source = tuple(f[1] for f in found if f is not None)
@@ -116,15 +120,14 @@ def tap_slices(window: Window, tap: Shape) -> tuple[Slices, Slices] | None:
 
 
 def tap_pairs(window: Window, columns: Array, images: Array) -> list[tuple[Array, Array]]:
-    """Views (columns, images) of equal shape, one pair a tap: canonical columns of a block, and canonical images of that block."""
+    """Views (columns, images) of equal shape, one pair a tap, of canonical columns and images of a block."""
     pairs = []
     for tap in itertools.product(*map(range, window.kernel)):
         found = tap_slices(window, tap)
         if found is not None:
-            inside, source = found
-            pairs.append(
-                (columns[(slice(None), slice(None), *tap, slice(None), *inside)], images[(..., *source)])
-            )
+            inside: Index = (slice(None), slice(None), *tap, slice(None), *found[0])
+            source: Index = (..., *found[1])
+            pairs.append((columns[inside], images[source]))
     return pairs
 
 
@@ -132,7 +135,8 @@ def padding_views(window: Window, columns: Array) -> list[Array]:
     """Views of the columns that lie in the padding."""
     views = []
     for tap in itertools.product(*map(range, window.kernel)):
-        mine = columns[(slice(None), slice(None), *tap)]
+        at: Index = (slice(None), slice(None), *tap)
+        mine = columns[at]
         found = tap_slices(window, tap)
         if found is None:
             views.append(mine)
@@ -147,7 +151,7 @@ def padding_views(window: Window, columns: Array) -> list[Array]:
 
 
 def image_matrices(layout: Layout, images: Array, first: int, last: int) -> Array | None:
-    """A view of images ``first`` to ``last`` as (group, channel, position) matrices, or ``None`` where the memory does not allow it."""
+    """Images ``first`` to ``last`` as (group, channel, position) matrices; ``None`` where no view does it."""
     w, groups = layout.window, layout.groups
     if images.dtype != layout.dtype or not images.flags.c_contiguous:
         return None
@@ -167,7 +171,7 @@ def needs_stacking(layout: Layout, dtype: np.dtype) -> bool:
 
 
 def stacked_outputs(layout: Layout, memory: Array, count: int) -> tuple[Array, Array]:
-    """Outputs of ``count`` images in flat memory: canonical, and as (group, output channel, position) matrices."""
+    """Outputs of ``count`` images in flat memory: canonical, and as (group, filter, position) matrices."""
     w, groups = layout.window, layout.groups
     filters = layout.filters // groups
     flat = memory[: layout.filters * count * w.positions]
@@ -205,7 +209,7 @@ class Stack(NamedTuple):
 
 
 def memory_of(size: int, dtype: np.dtype, declared: Array) -> Array:
-    """Flat scratch memory, made here where none was declared: only arrays tell that they are not contiguous."""
+    """Scratch memory; made here where none was declared, as only arrays tell that they are not contiguous."""
     return declared if declared.size >= size else np.empty(size, dtype)
 
 

@@ -83,13 +83,9 @@ def _by_blocks(layout: Layout, x: Array, w: Array, bias: Array | None, y: Array,
         for spread, (results, copy, products) in zip(spreads, stacks, strict=True):
             spread.gather()
             np.matmul(filters, spread.matrices, out=products)
-            if copy is None:
-                if bias is not None:
-                    np.add(products, bias.reshape(*products.shape[:2], 1), out=products)
-            elif bias is not None:
-                tall = bias.reshape(*copy.shape[:2], *(1,) * (copy.ndim - 2))
-                np.add(copy, tall, out=results, casting="same_kind")
-            else:
+            if bias is not None:
+                np.add(products, bias.reshape(*products.shape[:2], 1), out=products)
+            if copy is not None:
                 np.copyto(results, copy, casting="same_kind")
 
     return run

@@ -1,7 +1,8 @@
 """NumPy kernels of pooling.
 
-A maximum or a sum over a window is taken one dimension after the other, a pass over shifted views for each position along a side of the
-window, and so are the gradients of sums. Images are handled in blocks that stay in the cache.
+A maximum or a sum over a window is taken one dimension after the other, a pass over shifted views for each
+position along a side of the window, and so are the gradients of sums. Images are handled in blocks that
+stay in the cache.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _in_turn(passes: list[Run]) -> Run:
 
 
 def _stage_memory(op: Operator, x: Any, y: Any, dtype: np.dtype) -> list[TensorSpec]:
-    """Two memories, between which passes alternate; the last pass writes the output itself where the types agree."""
+    """Two memories, between which passes alternate; the last pass writes the output where the types agree."""
     window, batch, channels = _window(op, x)
     count = _largest(_blocks(window, batch, channels, dtype)) * channels
     sizes = [math.prod(s) * count for s in _sizes(window)]
@@ -168,7 +169,10 @@ def _max_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence
 
 @kernel(*_types("Max", "Gradient"), binds=True, scratch=_max_gradient_scratch)
 def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Run:
-    """``dX += dY where X == Y``, for each position inside the window: all that tie for a maximum get the gradient, as in Caffe2."""
+    """``dX += dY where X == Y``, for each position inside the window.
+
+    All that tie for a maximum get the gradient, as in Caffe2.
+    """
     (dx,) = outputs
     window, batch, channels = _window(ctx.op, dx)
     arrays = [_canonical(window, a) for a in (*inputs, dx)]
@@ -211,7 +215,7 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
 
 
 def _divisors(window: Window, include_padding: bool, dtype: np.dtype) -> Array:
-    """What the sum of each window is multiplied with, of shape (*output); a window without any position in the image sums to 0."""
+    """What the sum of each window is multiplied with, of shape (*output)."""
     if include_padding:
         return np.full(window.output, 1 / window.taps, dtype)
     counts = np.ones((), np.int64)
@@ -240,7 +244,7 @@ def average_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
 
 
 def _spread_axis(window: Window, axis: int, source: Array, target: Array) -> list[Run]:
-    """The passes that add each output position of ``source`` to the image positions of its window in ``target``, along one dimension."""
+    """The passes that add the outputs in ``source`` to the positions of their windows, along one axis."""
     lead = (slice(None),) * (2 + axis)
     found = [axis_slices(window, axis, k) for k in range(window.kernel[axis])]
     taps = [f for f in found if f is not None]

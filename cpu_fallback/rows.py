@@ -1,8 +1,9 @@
 """Convolution a row of outputs at a time, for images with few channels.
 
-Columns (see ``columns``) hold each image row once for each position along the other sides of the window: (row, *kernel[1:], channel, image,
-*output[1:]). Windows that overlap from row to row then lie in one piece of memory with a fixed distance, so the columns of a row of outputs
-are a view of (kernel[0] * ... * channel) x (image * output[1:]), and each row is spread only ``prod(kernel[1:])`` times.
+Columns (see ``columns``) hold each image row once for each position along the other sides of the window:
+(row, *kernel[1:], channel, image, *output[1:]). Windows that overlap from row to row then lie in one piece of
+memory with a fixed distance, so the columns of a row of outputs are a view of (kernel[0] * ... * channel) x
+(image * output[1:]), and each row is spread only ``prod(kernel[1:])`` times.
 """
 
 from __future__ import annotations
@@ -139,8 +140,9 @@ def bind_rows(
 ) -> list[Callable[[], None]]:
     """One callable a lane: the convolution of its blocks.
 
-    ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors, ``filters`` flat memory in the order of
-    the columns, ``bias`` one number an output channel, ``memory`` flat memory for columns and outputs, for each lane.
+    ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
+    ``filters`` flat memory in the order of the columns, ``bias`` one number an output channel, ``memory``
+    flat memory for columns and outputs, for each lane.
     """
     window = plan.window
     height, rest = window.output[0], math.prod(window.output[1:])
@@ -193,13 +195,9 @@ def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], No
             for columns, images in pairs:
                 np.copyto(columns, images, casting="same_kind")
             np.matmul(tiles, products, out=targets)
-            if stacked is None:
-                if bias is not None:
-                    np.add(matrices, bias[:, None], out=matrices)
-            elif bias is not None:
-                tall = bias.reshape(-1, *(1,) * (results.ndim - 3))
-                np.add(stacked, tall, out=results, casting="same_kind")
-            else:
+            if bias is not None:
+                np.add(matrices, bias[:, None], out=matrices)
+            if stacked is not None:
                 np.copyto(results, stacked, casting="same_kind")
 
     return run

@@ -1,4 +1,4 @@
-"""Gradients of convolutions with few channels: products in tiles that stay small, images shared between lanes."""
+"""Gradients of convolutions with few channels: products in small tiles, images shared between lanes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAST_TILE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Sizes of the tiles: of dW = dY columns^T (filters x elements), and of columns = W^T dY (elements x positions)."""
+    """Sizes of tiles, of dW = dY columns^T (filters x elements), and of columns = W^T dY."""
 
     layout: Layout
     filters: int
@@ -37,7 +37,7 @@ class TilePlan:
     rows: RowPlan | None
 
     def scratch(self, dtype: np.dtype) -> list[TensorSpec]:
-        """Filters in the order of rows; for each lane: columns, stacked outputs, sum and part of dW, sum and part of db."""
+        """Filters; for each lane: columns, stacked outputs, sum and part of dW, sum and part of db."""
         layout, rows = self.layout, self.rows
         size = layout.filters * layout.window.taps * layout.channels
         stacked = layout.output_size() if needs_stacking(layout, dtype) else 0
@@ -48,7 +48,7 @@ class TilePlan:
 
 
 def _backward_rows(layout: Layout) -> RowPlan | None:
-    """dX of a convolution without steps is the convolution of dY with the mirrored filters, input for output channels."""
+    """Without steps, dX is the convolution of dY with mirrored filters, input for output channels."""
     window = layout.window
     if layout.pointwise or any(s != 1 for s in window.stride):
         return None
@@ -144,7 +144,7 @@ def bind_tiles(
     dx: Array | None,
     scratch: tuple[Array, ...],
 ) -> Callable[[], None]:
-    """The gradients of all inputs; each lane sums dW and db over its own images, and the sums are added at the end."""
+    """Each lane sums dW and db over its own images; the sums are added at the end."""
     layout = plan.layout
     ordered, *rest = scratch
     memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]

@@ -39,11 +39,13 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
         raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
     if x.rank < 3:
         raise ShapeError(
-            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a spatial one"
+            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a "
+            "spatial one"
         )
     if w.rank != x.rank:
         raise ShapeError(
-            f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as {describe(op, 0, x)} has"
+            f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as "
+            f"{describe(op, 0, x)} has"
         )
     window = convolution_window(op.args, x, w)
     group = op.args.group
@@ -52,16 +54,19 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
     if channels != in_group * group:
         of = f" ({in_group} in each of {group} groups)" if group > 1 else ""
         raise ShapeError(
-            f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants {in_group * group}{of}"
+            f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants "
+            f"{in_group * group}{of}"
         )
     sizes = w.shape[1:-1] if window.channels_last else w.shape[2:]
     if sizes != window.kernel:
         raise ShapeError(
-            f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel {format_shape(window.kernel)}"
+            f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel "
+            f"{format_shape(window.kernel)}"
         )
     if w.shape[0] % group:
         raise ShapeError(
-            f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of {group} groups"
+            f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of "
+            f"{group} groups"
         )
     return window, w.shape[0]
 
@@ -113,7 +118,8 @@ def _flops_gradient(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequenc
 
 _GROUP = Int("group", 1, "number of groups: output channels see only the input channels of their own group")
 _DOC = (
-    "``Y[n, m, o] = b[m] + sum over c and k of W[m, c, k] X[n, c, o * stride - pad + k * dilation]``: cross-correlation with zero padding. "
+    "``Y[n, m, o] = b[m] + sum over c and k of W[m, c, k] X[n, c, o * stride - pad + k * dilation]``: "
+    "cross-correlation with zero padding. "
     "X is NxCx(spatial) and W is MxC/groupx(kernel); with order NHWC, Nx(spatial)xC and Mx(kernel)xC/group."
 )
 

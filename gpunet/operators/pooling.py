@@ -1,4 +1,4 @@
-"""Pooling over any number of spatial dimensions: MaxPool, AveragePool, their 1D, 2D and 3D forms, and their gradients."""
+"""MaxPool, AveragePool, their 1D, 2D and 3D forms, and their gradients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def pooling_window(op: Operator, x: TensorSpec) -> Window:
         for head, tail, kernel in zip(window.head, window.tail, window.kernel, strict=False):
             if max(head, tail) >= kernel:
                 raise ArgumentError(
-                    f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel {list(window.kernel)}"
+                    f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel "
+                    f"{list(window.kernel)}"
                 )
     return window
 
@@ -101,13 +102,15 @@ for _suffix in POOLING_RANKS:
         "Max",
         _suffix,
         "``Y`` is the largest number in each window; padding never wins.",
-        "Each number that equals the largest one of a window gets that window's gradient, so ties get it several times.",
+        "Each number that equals the largest one of a window gets that window's gradient, so ties get it "
+        "several times.",
         (),
     )
     _register(
         "Average",
         _suffix,
-        "``Y`` is the mean of each window: over the positions inside of the image, or over the whole window with ``count_include_pad``.",
+        "``Y`` is the mean of each window: over the positions inside of the image, or over the whole window "
+        "with ``count_include_pad``.",
         "Each number gets the gradients of the windows that it is in, divided by what they were divided by.",
         [Bool("count_include_pad", False, "padding counts in the divisor")],
     )

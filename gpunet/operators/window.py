@@ -1,4 +1,4 @@
-"""Sliding windows: the arguments that convolution and pooling share, in every spelling, and the sizes that follow from them."""
+"""Sliding windows: the arguments that convolution and pooling share, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class LegacyPad(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window that slides over the spatial dimensions of a tensor; every tuple has one entry a spatial dimension.
+    """A window that slides over the spatial dimensions of a tensor; tuples have one entry a dimension.
 
-    Output position ``o`` of a dimension covers the input positions ``o * stride - head + k * dilation`` for ``k`` in ``range(kernel)``; those
-    outside of the image are padding. ``head`` and ``tail`` may be negative (then the image is cropped).
+    Output position ``o`` of a dimension covers the input positions ``o * stride - head + k * dilation`` for
+    ``k`` in ``range(kernel)``; those outside of the image are padding. ``head`` and ``tail`` may be negative
+    (then the image is cropped).
     """
 
     kernel: Shape
@@ -86,7 +87,8 @@ def window_arguments(what: str) -> list[Arg]:
         Int(
             "legacy_pad",
             0,
-            "0: as given; 1 (VALID): none; 2 (SAME): output is input / stride, rounded up; 3 (CAFFE_LEGACY_POOLING): output sizes rounded "
+            "0: as given; 1 (VALID): none; 2 (SAME): output is input / stride, rounded up; 3 "
+            "(CAFFE_LEGACY_POOLING): output sizes rounded "
             "up, as Caffe's pooling does",
             choices=tuple(int(p) for p in LegacyPad),
         ),
@@ -113,7 +115,8 @@ def _per_dimension(args: Arguments, name: str, rank: int, default: int | None) -
     if any(side is not None for side in sides):
         given = ", ".join(f"'{name}_{s}'" for s, side in zip("hw", sides, strict=False) if side is not None)
         raise ArgumentError(
-            f"argument {given} is given for {rank} spatial dimensions, wanted '{name}_h' and '{name}_w' for two, or '{name}s'"
+            f"argument {given} is given for {rank} spatial dimensions, wanted '{name}_h' and '{name}_w' for "
+            f"two, or '{name}s'"
         )
     if default is None:
         raise ArgumentError(
@@ -126,7 +129,8 @@ def _given_pads(args: Arguments, rank: int) -> tuple[Shape, Shape] | None:
     if args.pads:
         if len(args.pads) != 2 * rank:
             raise ArgumentError(
-                f"argument 'pads' is {list(args.pads)}, wanted {2 * rank} numbers, {rank} before and {rank} after the image"
+                f"argument 'pads' is {list(args.pads)}, wanted {2 * rank} numbers, {rank} before and {rank} "
+                "after the image"
             )
         return args.pads[:rank], args.pads[rank:]
     if args.pad is not None:
@@ -136,7 +140,8 @@ def _given_pads(args: Arguments, rank: int) -> tuple[Shape, Shape] | None:
         return (args.pad_t, args.pad_l), (args.pad_b, args.pad_r)
     if any(side is not None for side in sides):
         raise ArgumentError(
-            f"arguments 'pad_t', 'pad_l', 'pad_b', 'pad_r' are {sides} for {rank} spatial dimensions, wanted all four for two, or 'pads'"
+            f"arguments 'pad_t', 'pad_l', 'pad_b', 'pad_r' are {sides} for {rank} spatial dimensions, "
+            "wanted all four for two, or 'pads'"
         )
     return None
 
@@ -144,14 +149,16 @@ def _given_pads(args: Arguments, rank: int) -> tuple[Shape, Shape] | None:
 def resolve_window(args: Arguments, shape: Sequence[int], *, kernel: Shape | None = None) -> Window:
     """The window that the arguments of an operator mean for an input of this shape.
 
-    ``kernel`` serves where the arguments do not give a size. Raises :class:`ArgumentError` for sizes that make no sense and :class:`ShapeError`
-    where the window is larger than the padded image. Sizes follow Caffe2: without ``legacy_pad``, ``floor((image + head + tail -
-    (dilation * (kernel - 1) + 1)) / stride) + 1``.
+    ``kernel`` serves where the arguments do not give a size. Raises :class:`ArgumentError` for sizes that
+    make no sense and :class:`ShapeError` where the window is larger than the padded image. Sizes follow
+    Caffe2: without ``legacy_pad``, ``floor((image + head + tail - (dilation * (kernel - 1) + 1)) / stride) +
+    1``.
     """
     rank = len(shape) - 2
     if rank < 1:
         raise ShapeError(
-            f"input X of shape {format_shape(tuple(shape))} has {len(shape)} dimensions, wanted at least 3: batch, channels and a spatial one"
+            f"input X of shape {format_shape(tuple(shape))} has {len(shape)} dimensions, wanted at least 3: "
+            "batch, channels and a spatial one"
         )
     channels_last = args.order == "NHWC"
     image = tuple(shape[1:-1] if channels_last else shape[2:])
@@ -167,7 +174,8 @@ def resolve_window(args: Arguments, shape: Sequence[int], *, kernel: Shape | Non
     if args.global_pooling:
         if any(p != 0 for p in (*head, *tail)) or any(n != 1 for n in (*stride, *dilation)):
             raise ArgumentError(
-                f"argument 'global_pooling' is given with pads {[*head, *tail]}, strides {list(stride)} and dilations {list(dilation)}, "
+                f"argument 'global_pooling' is given with pads {[*head, *tail]}, strides {list(stride)} and "
+                f"dilations {list(dilation)}, "
                 "wanted no padding, stride 1 and dilation 1"
             )
         ones = (1,) * rank
@@ -212,7 +220,8 @@ def _output_size(
         tail = head
     if image + head + tail < extent:
         raise ShapeError(
-            f"input X has {image} positions in a spatial dimension, {image + head + tail} with padding, wanted at least {extent} for "
+            f"input X has {image} positions in a spatial dimension, {image + head + tail} with padding, "
+            f"wanted at least {extent} for "
             f"kernel {kernel} with dilation {dilation}"
         )
     output = (image + head + tail - extent) // stride + 1

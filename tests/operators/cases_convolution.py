@@ -1,4 +1,4 @@
-"""Table rows of convolution; the reference goes through every number by itself, on padding that rows spell out."""
+"""Table rows of convolution; the reference goes through every number by itself, on explicit padding."""
 
 from __future__ import annotations
 
