@@ -1,8 +1,10 @@
-"""Compiled nets: operators resolved once, bound to buffers, and run as a flat list of steps.
+"""Compiled nets: operators resolved once, compiled for the shapes at hand, bound to buffers, run by an
+engine.
 
 A net is cut at its dynamic operators (those whose output shapes depend on data) into segments. A static
-segment is bound when it is first reached and again only when a blob that it touches was replaced (another
-shape or type, or a buffer that another net claimed); between those times, running it is walking a list.
+segment is compiled when it is first reached with new shapes, and bound again only when a blob that it touches
+was replaced (another shape or type, or a buffer that another net claimed); between those times, running it is
+walking a list.
 """
 
 from __future__ import annotations
@@ -10,54 +12,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpunet import philox
-from gpunet.backends import backend
-from gpunet.blobs import ALIGNMENT, EMPTY, Blob, aligned_bytes
+from gpunet.backends import Stream, backend
+from gpunet.binding import Binding, Compiled, Memory, bind, blame, compile_graph, fresh_values
+from gpunet.blobs import EMPTY, Blob
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
-from gpunet.errors import BlobError, DeviceError, GpunetError, KernelError, NetError
-from gpunet.graph import Graph, Node, Value, build
-from gpunet.kernels import Kernel, KernelContext, RunState, exists, find
+from gpunet.engines import StepFailed, run_lanes, run_simple
+from gpunet.errors import BlobError, DeviceError
+from gpunet.graph import build
+from gpunet.kernels import KernelContext, RunState, exists, find
 from gpunet.net import check_order
 from gpunet.operator import Operator
-from gpunet.passes.placement import insert_copies, place
+from gpunet.options import SIMPLE, Options
+from gpunet.passes.pipeline import MEMORY_PLAN, PassContext, check_names, run_passes
 from gpunet.proto import NetDef, OperatorDef
+from gpunet.schedule import Lane
 from gpunet.specs import BlobSpec, TensorSpec
 
 if TYPE_CHECKING:
     from gpunet.workspace import Workspace
 
-#: Net types of Caffe2. All of them run in order here.
-NET_TYPES: Final = frozenset(
-    [
-        "",
-        "simple",
-        "simple_refcount",
-        "async_simple",
-        "rnn",
-        "dag",
-        "prof_dag",
-        "async_dag",
-        "async_polling",
-        "async_scheduling",
-        "parallel",
-    ]
-)
-#: How many combinations of input shapes a segment remembers the graph of.
+#: How many combinations of input shapes a segment remembers the compiled form of.
 _MAX_CACHED_SHAPES: Final = 256
-
-
-class Step(NamedTuple):
-    """One bound node: ``function(*arguments)`` does its work."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    node: Node
 
 
 class Program:
@@ -66,15 +47,13 @@ class Program:
     Raises NetError, SchemaError, ArgumentError or DeviceError when made, before anything runs.
     """
 
-    def __init__(self, net: NetDef, workspace: Workspace, state: RunState) -> None:
-        if net.type not in NET_TYPES:
-            raise NetError(
-                f"net {net.name!r} has type {net.type!r}, wanted one of {', '.join(sorted(NET_TYPES - {''}))}"
-            )
+    def __init__(self, net: NetDef, workspace: Workspace, state: RunState, options: Options) -> None:
         check_order(net, workspace.has)
+        check_names(options.without)
         self.name = net.name
         self.workspace = workspace
         self.state = state
+        self.options = options
         self.operators = [Operator(_with_device(net, op), net.name, i) for i, op in enumerate(net.op)]
         for op in self.operators:
             if not exists(op, CPU.kind, workspace.device.kind):
@@ -82,8 +61,10 @@ class Program:
                     op.where
                 )
         self.contexts = self._make_contexts()
-        self._scratch: dict[Device, Any] = {}
+        self.memory = Memory()
+        self._external = frozenset(net.external_input)
         self._step_buffers: dict[Device, Buffer] = {}
+        self._streams: dict[Lane, Stream] = {}
         self._segments: dict[int, Segment] = {}
 
     def run(self) -> None:
@@ -104,6 +85,35 @@ class Program:
                 segment.run()
                 position = segment.stop
         self.state.step += 1
+
+    def segments(self) -> list[StaticSegment]:
+        """The static segments of the last run, in order."""
+        found = sorted(self._segments.items())
+        return [segment for _, segment in found if isinstance(segment, StaticSegment)]
+
+    def kept(self, position: int) -> Callable[[str], bool]:
+        """Whether a blob must hold its value when the operators before ``position`` have run."""
+        keep = self.options.keep
+        if keep is None:
+            return lambda name: True
+        later = {name for op in self.operators[position:] for name in op.inputs}
+        return lambda name: name in keep or name in self._external or name in later
+
+    def stream(self, lane: Lane) -> Stream | None:
+        """The stream of a GPU lane; ``None`` for the host. The first lane of a device is its main stream."""
+        if lane.device == CPU:
+            return None
+        if lane not in self._streams:
+            device = backend(lane.device)
+            self._streams[lane] = device.new_stream() if lane.number else device.stream
+        return self._streams[lane]
+
+    def step_buffer(self, device: Device) -> Buffer:
+        """The number of the run in a device's memory, for random kernels."""
+        if device not in self._step_buffers:
+            buffer = Buffer.from_numpy(backend(device), np.array([self.state.step], dtype=np.uint64), "step")
+            self._step_buffers[device] = buffer
+        return self._step_buffers[device]
 
     def _bound_segment(self, start: int) -> Segment:
         """The segment that starts at an operator, bound to the blobs as they are now."""
@@ -127,34 +137,6 @@ class Program:
             seen[output] += 1
         return contexts
 
-    def scratch(self, device: Device, specs: Sequence[TensorSpec]) -> tuple[Any, ...]:
-        """Storage for the scratch of one operator.
-
-        All operators on a device share it: only one runs at a time.
-        """
-        offsets = [0]
-        for s in specs:
-            offsets.append(offsets[-1] + -(-s.nbytes // ALIGNMENT) * ALIGNMENT)
-        memory: Any = self._scratch.get(device)
-        if memory is None or memory.nbytes < offsets[-1]:
-            memory = self._scratch[device] = _memory(device, offsets[-1])
-        if device == CPU:
-            return tuple(
-                memory[at : at + s.nbytes].view(s.dtype).reshape(s.shape)
-                for at, s in zip(offsets, specs, strict=False)
-            )
-        return tuple(
-            Buffer(memory.backend, memory.memory, s.shape, s.dtype, at, "scratch")
-            for at, s in zip(offsets, specs, strict=False)
-        )
-
-    def step_buffer(self, device: Device) -> Buffer:
-        """The number of the run in a device's memory, for random kernels."""
-        if device not in self._step_buffers:
-            buffer = Buffer.from_numpy(backend(device), np.array([self.state.step], dtype=np.uint64), "step")
-            self._step_buffers[device] = buffer
-        return self._step_buffers[device]
-
 
 class Segment(ABC):
     """A run of operators of a program, from one position to another."""
@@ -172,14 +154,18 @@ class Segment(ABC):
 
 
 class StaticSegment(Segment):
-    """Operators whose output shapes follow from input shapes: from its start to the first one whose do not."""
+    """Operators whose output shapes follow from input shapes: from its start to the first one whose do
+    not.
+    """
 
     def __init__(self, program: Program, start: int) -> None:
         super().__init__(program, start, start)
-        self._graphs: list[tuple[dict[str, BlobSpec], Graph, int]] = []
-        self._steps: list[Step] = []
+        #: What is bound now: the compiled form, and its binding.
+        self.compiled: Compiled | None = None
+        self.binding = Binding()
+        self._cache: list[tuple[dict[str, BlobSpec], Compiled, int]] = []
         self._stable = False
-        self._bound: dict[tuple[str, Device], Any] = {}
+        self._execute: Callable[[], None] = run_simple([])
         self._entries: list[tuple[Blob, Device]] = []
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
 
@@ -188,12 +174,10 @@ class StaticSegment(Segment):
         for blob, device in self._entries:
             if device not in blob.valid:
                 self.program.workspace.bring(blob.name, device)
-        node: Node | None = None
         try:
-            for function, arguments, node in self._steps:  # noqa: B007 (the handler names it)
-                function(*arguments)
-        except Exception as error:
-            _blame(error, "" if node is None else node.where)
+            self._execute()
+        except StepFailed as failure:
+            blame(failure.error, failure.node.where)
         for blob, spec, valid in self._finals:
             blob.commit(spec, valid)
 
@@ -205,43 +189,41 @@ class StaticSegment(Segment):
         self.epoch = workspace.epoch if self._stable else -1
 
     def _holds(self, workspace: Workspace) -> bool:
+        bound = self.binding.entries | self.binding.finals
         return self._stable and all(
-            workspace.storage(name, device) is storage for (name, device), storage in self._bound.items()
+            workspace.storage(name, device) is storage for (name, device), storage in bound.items()
         )
 
     def _bind(self, workspace: Workspace) -> None:
         self._stable = False
-        graph = self._graph(workspace)
-        storage: dict[Value, Any] = {}
-        for value in graph.entries:
-            storage[value] = _entry(workspace, value)
-        entries = {(v.name, v.device): storage[v] for v in graph.entries}
-        for node in graph.nodes:
-            for o, value in enumerate(node.outputs):
-                storage[value] = _output(workspace, node, o, storage)
-        finals = {(v.name, v.device): storage[v] for values in graph.finals.values() for v in values}
-        self._steps = self._make_steps(graph, storage)
-        self._bound = entries | finals
-        committed = [
-            (workspace.blob(name), vs[0].spec, frozenset(v.device for v in vs))
-            for name, vs in graph.finals.items()
-        ]
+        compiled = self.compiled = self._compile(workspace)
+        binding = self.binding = bind(self.program, compiled)
+        execute = run_simple if self.program.options.engine == SIMPLE else run_lanes
+        self._execute = execute(binding.steps)
+        committed = []
+        for name, values in compiled.graph.finals.items():
+            visible = [v for v in values if compiled.places[v].blob]
+            if visible:
+                devices = frozenset(v.device for v in visible)
+                committed.append((workspace.blob(name), visible[0].spec, devices))
+            else:
+                workspace.hide(name, self.program.name)
         if workspace.device == CPU:
             # Nothing can go stale between runs, so this is said once.
             for blob, spec, valid in committed:
                 blob.commit(spec, valid)
             self._entries, self._finals = [], []
         else:
-            self._entries = [(workspace.blob(name), device) for name, device in entries]
+            self._entries = [(workspace.blob(name), device) for name, device in binding.entries]
             self._finals = committed
         # Where a run leaves another shape in a blob that it starts from, the next run starts from that one.
-        self._stable = all(finals.get(key, value) is value for key, value in entries.items())
+        self._stable = all(binding.finals.get(key, value) is value for key, value in binding.entries.items())
 
-    def _graph(self, workspace: Workspace) -> Graph:
-        for specs, graph, stop in self._graphs:
+    def _compile(self, workspace: Workspace) -> Compiled:
+        for specs, compiled, stop in self._cache:
             if all(_equal(workspace.spec(name), found) for name, found in specs.items()):
                 self.stop = stop
-                return graph
+                return compiled
         specs = {}
 
         def spec_of(op: Operator, index: int) -> BlobSpec:
@@ -252,33 +234,15 @@ class StaticSegment(Segment):
             specs[name] = found
             return found
 
-        graph, self.stop = build(self.program.operators, self.start, spec_of)
-        graph = insert_copies(place(graph, workspace.device, strict=workspace.strict))
-        del self._graphs[_MAX_CACHED_SHAPES - 1 :]
-        self._graphs.insert(0, (specs, graph, self.stop))
-        return graph
-
-    def _make_steps(self, graph: Graph, storage: dict[Value, Any]) -> list[Step]:
-        program = self.program
-        wanted = [_wanted_scratch(node) for node in graph.nodes]
-        for node, specs in zip(graph.nodes, wanted, strict=True):
-            program.scratch(node.device, specs)
-        steps = []
-        for node, specs in zip(graph.nodes, wanted, strict=True):
-            inputs = tuple(storage[v] for v in node.inputs)
-            outputs = tuple(storage[v] for v in node.outputs)
-            if node.op is None:
-                steps.append(Step(_copy(inputs[0], outputs[0]), (), node))
-                continue
-            context = program.contexts[node.index]
-            context.scratch = program.scratch(node.device, specs)
-            if node.device != CPU:
-                context.backend = backend(node.device)
-                context.stream = context.backend.stream
-                if node.op.schema.random:
-                    context.step_buffer = program.step_buffer(node.device)
-            steps.append(_make_step(node, _kernel(node), (inputs, outputs, node.op.args, context)))
-        return steps
+        program, options = self.program, self.program.options
+        graph, self.stop = build(program.operators, self.start, spec_of)
+        kept = program.kept(self.stop)
+        context = PassContext(workspace.device, workspace.strict, kept)
+        graph = run_passes(graph, context, options.without)
+        compiled = compile_graph(graph, kept, options.lanes, plan_memory=MEMORY_PLAN not in options.without)
+        del self._cache[_MAX_CACHED_SHAPES - 1 :]
+        self._cache.insert(0, (specs, compiled, self.stop))
+        return compiled
 
 
 class DynamicSegment(Segment):
@@ -296,28 +260,13 @@ class DynamicSegment(Segment):
         """Runs the kernel and takes over what it returns."""
         op, workspace = self._op, self.program.workspace
         inputs = tuple(_read(workspace, op, i) for i in range(len(op.inputs)))
-        values = _fresh_values(self._kernel, inputs, self.program.contexts[self.start])
+        values: Sequence[Any] = ()
+        try:
+            values = fresh_values(self._kernel, inputs, self.program.contexts[self.start])
+        except Exception as error:
+            blame(error, op.where)
         for name, value in zip(op.outputs, values, strict=True):
             workspace.put(name, value)
-
-
-def _fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContext) -> Sequence[Any]:
-    """What the kernel of a dynamic operator returns."""
-    op = context.op
-    try:
-        result = kernel.function(inputs, (), op.args, context)
-        values: Sequence[Any] = result() if kernel.binds else result
-        return values
-    except Exception as error:
-        _blame(error, op.where)
-
-
-def _fill_outputs(
-    kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...], context: KernelContext
-) -> None:
-    """Runs the kernel of a dynamic operator where its shapes are known after all."""
-    for target, value in zip(outputs, _fresh_values(kernel, inputs, context), strict=True):
-        np.copyto(target, value)
 
 
 def _with_device(net: NetDef, op: OperatorDef) -> OperatorDef:
@@ -334,10 +283,8 @@ def _equal(a: BlobSpec | None, b: BlobSpec) -> bool:
 
 
 def _missing(workspace: Workspace, op: Operator, index: int) -> BlobError:
-    name, declared = op.inputs[index], op.schema.input_at(index).name
-    state = "holds nothing yet" if workspace.has(name) else "does not exist"
-    error = BlobError(f"input {declared}: blob {name!r} {state}, wanted one that was fed or made before")
-    return error.locate(op.where)
+    declared = op.schema.input_at(index).name
+    return BlobError(f"input {declared}: {workspace.absence(op.inputs[index])}").locate(op.where)
 
 
 def _read(workspace: Workspace, op: Operator, index: int) -> Any:
@@ -345,69 +292,3 @@ def _read(workspace: Workspace, op: Operator, index: int) -> Any:
     if value is EMPTY:
         raise _missing(workspace, op, index)
     return value
-
-
-def _entry(workspace: Workspace, value: Value) -> Any:
-    if isinstance(value.spec, TensorSpec):
-        return workspace.allocate(value.name, value.spec, value.device)
-    return workspace.value(value.name)
-
-
-def _output(workspace: Workspace, node: Node, index: int, storage: dict[Value, Any]) -> Any:
-    value, aliased = node.outputs[index], node.aliased(index)
-    spec = value.spec
-    if not isinstance(spec, TensorSpec):
-        raise KernelError(f"output {value.name!r} is {spec}, wanted a tensor").locate(node.where)
-    if aliased is None:
-        return workspace.allocate(value.name, spec, value.device)
-    found = storage[aliased]
-    if (found.shape, found.dtype) != (spec.shape, spec.dtype):
-        found = (
-            found.reshape(-1).view(spec.dtype).reshape(spec.shape)
-            if value.device == CPU
-            else found.view(spec.shape, spec.dtype)
-        )
-        workspace.set_storage(value.name, found, spec, value.device)
-    return found
-
-
-def _kernel(node: Node) -> Kernel:
-    if node.kernel is None:
-        raise DeviceError("no kernel was chosen, wanted the placement pass to run first").locate(node.where)
-    return node.kernel
-
-
-def _wanted_scratch(node: Node) -> Sequence[TensorSpec]:
-    if node.op is None or node.kernel is None or node.kernel.scratch is None:
-        return ()
-    return node.kernel.scratch(node.op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
-
-
-def _memory(device: Device, size: int) -> Any:
-    if device == CPU:
-        return aligned_bytes(size)
-    return Buffer.empty(backend(device), TensorSpec((size,), np.dtype(np.uint8)), "scratch")
-
-
-def _copy(source: Any, target: Any) -> Callable[[], None]:
-    if isinstance(target, Buffer):
-        return partial(target.backend.copy_in, target, source, target.backend.stream)
-    return partial(source.backend.copy_out, target, source, source.backend.stream)
-
-
-def _make_step(node: Node, kernel: Kernel, arguments: tuple[Any, ...]) -> Step:
-    inputs, outputs, _, context = arguments
-    if node.device == CPU and context.op.dynamic:
-        return Step(_fill_outputs, (kernel, inputs, outputs, context), node)
-    if not kernel.binds:
-        return Step(kernel.function, arguments, node)
-    try:
-        return Step(kernel.function(*arguments), (), node)
-    except Exception as error:
-        _blame(error, node.where)
-
-
-def _blame(error: Exception, where: str) -> NoReturn:
-    if isinstance(error, GpunetError):
-        raise error.locate(where)
-    raise KernelError(f"the kernel failed: {type(error).__name__}: {error}").locate(where) from error

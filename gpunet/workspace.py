@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpunet.devices import CPU, Device, parse_device
 from gpunet.errors import BlobError, NetError
 from gpunet.kernels import RunState, load
 from gpunet.net import Net, NetLike, as_net_def
+from gpunet.options import Options, options_of
 from gpunet.program import Program
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import BlobSpec, TensorSpec
@@ -45,6 +47,8 @@ class Workspace:
         self._blobs: dict[str, Blob] = {}
         self._programs: dict[str, Program] = {}
         self._states: dict[str, RunState] = {}
+        #: Blobs that a net computes without keeping them, and the net.
+        self._hidden: dict[str, str] = {}
         self._running = threading.Lock()
 
     # Blobs, from outside
@@ -81,10 +85,7 @@ class Workspace:
         """
         value = self.value(name)
         if value is EMPTY:
-            state = "holds nothing yet" if name in self._blobs else "does not exist"
-            raise BlobError(
-                f"cannot fetch blob {name!r}: it {state}, wanted one that was fed or made by a net"
-            )
+            raise BlobError(f"cannot fetch: {self.absence(name)}")
         if isinstance(value, np.ndarray):
             return value.copy()
         if isinstance(value, QuantizedTensor):
@@ -121,15 +122,38 @@ class Workspace:
             from gpunet.serialization import parse
 
             op = parse(OperatorDef, op, what="operator")
-        self._run(Program(NetDef(op=[op]), self, self._state("")))
+        self._run(Program(NetDef(op=[op]), self, self._state(""), Options()))
 
     def run_once(self, net: NetLike) -> None:
         """Runs a net once without keeping it."""
         definition = as_net_def(net)
-        self._run(Program(definition, self, self._state(definition.name)))
+        self._run(Program(definition, self, self._state(definition.name), options_of(definition)))
 
-    def create(self, net: NetLike, *, overwrite: bool = False) -> str:
+    def create(
+        self,
+        net: NetLike,
+        *,
+        overwrite: bool = False,
+        engine: str | None = None,
+        workers: int | None = None,
+        streams: int | None = None,
+        keep: Collection[str] | None = None,
+        without: Collection[str] = (),
+    ) -> str:
         """Makes a net ready to run and keeps it under its name, which is returned.
+
+        Args:
+            net: the net; a copy is kept.
+            overwrite: whether a net of this name may be replaced.
+            engine: ``simple``, ``async_scheduling``, ``graph`` or a net type of Caffe2; by default the net's
+                type.
+            workers: CPU threads of ``async_scheduling``; by default the net's ``num_workers``, else one a
+                core.
+            streams: streams on a GPU.
+            keep: blobs to be fetched after a run, beside those that the net reads and writes; the others
+                share memory and cannot be fetched. By default the net's external outputs if it declares any,
+                else all blobs.
+            without: names of passes to switch off (``gpunet.passes.pipeline``).
 
         Raises:
             NetError: a net of this name exists (and ``overwrite`` is not set), or the net is not well formed.
@@ -142,7 +166,10 @@ class Workspace:
             )
         copy = NetDef()
         copy.CopyFrom(definition)
-        self._programs[copy.name] = Program(copy, self, self._state(copy.name))
+        options = options_of(
+            copy, engine=engine, workers=workers, streams=streams, keep=keep, without=without
+        )
+        self._programs[copy.name] = Program(copy, self, self._state(copy.name), options)
         return copy.name
 
     def run(self, name: str | Net, n: int = 1) -> None:
@@ -195,6 +222,22 @@ class Workspace:
         if found is None:
             found = self._blobs[name] = Blob(name)
         return found
+
+    def hide(self, name: str, net: str) -> None:
+        """Notes that a net computes the blob and does not keep it; what the blob held before is gone."""
+        self._hidden[name] = net
+        if name in self._blobs:
+            self._blobs[name].commit(None, frozenset())
+
+    def absence(self, name: str) -> str:
+        """Why a blob holds nothing, and what to do about it."""
+        if name in self._hidden:
+            advice = f"name it in external_output, or create the net with keep=[{name!r}]"
+            return (
+                f"blob {name!r} is internal to net {self._hidden[name]!r}, which does not keep it: {advice}"
+            )
+        state = "holds nothing yet" if name in self._blobs else "does not exist"
+        return f"blob {name!r} {state}, wanted one that was fed or made by a net"
 
     def storage(self, name: str, device: Device) -> Any:
         """What the blob has on a device, valid or stale; ``EMPTY`` if nothing."""

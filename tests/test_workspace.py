@@ -88,7 +88,7 @@ def test_names_of_blobs_and_missing_ones(ws):
     ws.feed("a", 1.0)
     assert ws.blobs() == ["a", "b"]
     assert ws.has("a") and not ws.has("c")
-    with pytest.raises(BlobError, match="blob 'c': it does not exist"):
+    with pytest.raises(BlobError, match="blob 'c' does not exist"):
         ws.fetch("c")
     ws.remove("a")
     assert not ws.has("a")

@@ -49,16 +49,20 @@ def test_error(case: op_check.OpCase) -> None:
     op_check.check_raises(case)
 
 
+def gradient_types(case: op_check.OpCase) -> set[str]:
+    """Types of the operators that make the gradient of a row; none where the gradient refuses its arguments."""
+    if not callable(gpunet.schema.lookup(case.type).gradient):
+        return set()
+    definition = case.definition()
+    try:
+        made, _ = gpunet.gradient_ops(definition, {o: f"{o}_grad" for o in definition.output})
+    except gpunet.errors.GpunetError:
+        return set()
+    return {op.type for op in made}
+
+
 def test_every_operator_has_rows() -> None:
     """A forward operator has rows of its own; a gradient operator is made by the gradient check of a forward one."""
-    covered = {case.type for case in GOOD}
-    for case in GOOD:
-        rule = gpunet.schema.lookup(case.type).gradient
-        if callable(rule):
-            definition = case.definition()
-            covered |= {
-                op.type
-                for op in gpunet.gradient_ops(definition, {o: f"{o}_grad" for o in definition.output})[0]
-            }
+    covered = {case.type for case in GOOD}.union(*(gradient_types(case) for case in GOOD))
     missing = sorted(set(gpunet.operator_types()) - covered)
     assert not missing, f"operators without a row in the tables: {missing}"

@@ -1,0 +1,242 @@
+"""Binding: from a graph of nodes to steps on buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from gpunet.backends import Stream, backend
+from gpunet.blobs import ALIGNMENT, aligned_bytes
+from gpunet.buffers import Buffer
+from gpunet.devices import CPU, Device
+from gpunet.engines import Step
+from gpunet.errors import DeviceError, GpunetError, KernelError
+from gpunet.graph import Graph, Node, Value
+from gpunet.kernels import Kernel, KernelContext
+from gpunet.memory_plan import MemoryPlan, plan
+from gpunet.schedule import Item, Schedule, schedule
+from gpunet.specs import TensorSpec
+from gpunet.storage import Storage, assign, dependencies
+
+if TYPE_CHECKING:
+    from gpunet.program import Program
+    from gpunet.workspace import Workspace
+
+
+@dataclass
+class Compiled:
+    """All that is known of a segment before it is bound: it depends on shapes and options only, not on
+    buffers.
+    """
+
+    graph: Graph
+    places: dict[Value, Storage]
+    schedule: Schedule
+    memory: MemoryPlan
+
+
+def compile_graph(
+    graph: Graph, kept: Callable[[str], bool], lanes: dict[str, int], *, plan_memory: bool
+) -> Compiled:
+    """Storage, schedule and memory plan of a graph that all passes have run on."""
+    places = assign(graph, kept)
+    made = schedule(graph.nodes, dependencies(graph.nodes, places), lanes)
+    return Compiled(graph, places, made, plan(made, places, share=plan_memory))
+
+
+@dataclass
+class Binding:
+    """Steps, and what they are bound to.
+
+    Attributes:
+        steps: in the order of the schedule.
+        values: storage of each value: arrays on the host, buffers elsewhere.
+        entries, finals: storage of blobs at the start and at the end, by (blob, device).
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    values: dict[Value, Any] = field(default_factory=dict)
+    entries: dict[tuple[str, Device], Any] = field(default_factory=dict)
+    finals: dict[tuple[str, Device], Any] = field(default_factory=dict)
+
+
+class Memory:
+    """Scratch and arenas of one program: grown when needed, shared by its segments, of which one runs at a
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, Device, int], Any] = {}
+
+    def block(self, purpose: str, device: Device, size: int, lane: int = 0) -> Any:
+        """Memory of at least ``size`` bytes: an array of bytes on the host, a buffer elsewhere."""
+        key = (purpose, device, lane)
+        found = self._blocks.get(key)
+        if found is None or found.nbytes < size:
+            spec = TensorSpec((size,), np.dtype(np.uint8))
+            found = aligned_bytes(size) if device == CPU else Buffer.empty(backend(device), spec, purpose)
+            self._blocks[key] = found
+        return found
+
+    def total(self, purpose: str) -> int:
+        """Bytes of all blocks of a purpose."""
+        return sum(block.nbytes for (kind, _, _), block in self._blocks.items() if kind == purpose)
+
+
+def view(block: Any, offset: int, spec: TensorSpec, name: str) -> Any:
+    """A tensor at an offset of a block of memory."""
+    if isinstance(block, Buffer):
+        return Buffer(block.backend, block.memory, spec.shape, spec.dtype, block.offset + offset, name)
+    return block[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+
+
+def bind(program: Program, compiled: Compiled) -> Binding:
+    """Storage for all values, and a step for each item of the schedule."""
+    workspace, memory = program.workspace, program.memory
+    result = Binding()
+    for value in compiled.graph.entries:
+        result.values[value] = _entry(workspace, value)
+        result.entries[value.name, value.device] = result.values[value]
+    arenas = {device: memory.block("arena", device, size) for device, size in compiled.memory.arenas.items()}
+    for node in compiled.graph.nodes:
+        for index, value in enumerate(node.outputs):
+            result.values[value] = _output(workspace, node, index, result.values, compiled, arenas)
+    for values in compiled.graph.finals.values():
+        for value in values:
+            if compiled.places[value].blob:
+                result.finals[value.name, value.device] = result.values[value]
+    result.steps = _make_steps(program, compiled.schedule, result.values)
+    return result
+
+
+def _entry(workspace: Workspace, value: Value) -> Any:
+    if isinstance(value.spec, TensorSpec):
+        return workspace.allocate(value.name, value.spec, value.device)
+    return workspace.value(value.name)
+
+
+def _output(
+    workspace: Workspace,
+    node: Node,
+    index: int,
+    values: Mapping[Value, Any],
+    compiled: Compiled,
+    arenas: Mapping[Device, Any],
+) -> Any:
+    value, source = node.outputs[index], node.aliased(index)
+    spec, storage = value.spec, compiled.places[value]
+    if not isinstance(spec, TensorSpec):
+        raise KernelError(f"output {value.name!r} is {spec}, wanted a tensor").locate(node.where)
+    if source is None:
+        if storage.blob:
+            return workspace.allocate(value.name, spec, value.device)
+        if spec.dtype.hasobject:
+            return np.full(spec.shape, b"", dtype=object)
+        return view(arenas[value.device], compiled.memory.offsets[storage], spec, value.name)
+    found = values[source]
+    if (found.shape, found.dtype) != (spec.shape, spec.dtype):
+        found = _reshaped(found, spec)
+        if storage.blob:
+            workspace.set_storage(storage.blob, found, spec, value.device)
+    return found
+
+
+def _reshaped(storage: Any, spec: TensorSpec) -> Any:
+    if isinstance(storage, Buffer):
+        return storage.view(spec.shape, spec.dtype)
+    return storage.reshape(-1).view(spec.dtype).reshape(spec.shape)
+
+
+def _make_steps(program: Program, made: Schedule, values: Mapping[Value, Any]) -> list[Step]:
+    wanted = [_wanted_scratch(item.node) for item in made.items]
+    offsets = [_offsets(specs) for specs in wanted]
+    for item, places in zip(made.items, offsets, strict=True):
+        program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
+    steps = []
+    for item, specs, places in zip(made.items, wanted, offsets, strict=True):
+        inputs = tuple(values[v] for v in item.node.inputs)
+        outputs = tuple(values[v] for v in item.node.outputs)
+        stream = program.stream(item.lane)
+        if item.node.op is None:
+            steps.append(_copy_step(item, inputs[0], outputs[0], stream))
+            continue
+        block = program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
+        context = program.contexts[item.node.index]
+        context.scratch = tuple(view(block, at, s, "scratch") for at, s in zip(places, specs, strict=False))
+        if stream is not None:
+            context.stream = stream
+            context.backend = backend(item.node.device)
+            if item.node.op.schema.random:
+                context.step_buffer = program.step_buffer(item.node.device)
+        steps.append(_kernel_step(item, inputs, outputs, context, stream))
+    return steps
+
+
+def _wanted_scratch(node: Node) -> Sequence[TensorSpec]:
+    if node.op is None or node.kernel is None or node.kernel.scratch is None:
+        return ()
+    return node.kernel.scratch(node.op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
+
+
+def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
+    """Where each tensor starts in a block that holds them all, and, last, the size of the block in bytes."""
+    offsets = [0]
+    for s in specs:
+        offsets.append(offsets[-1] + -(-s.nbytes // ALIGNMENT) * ALIGNMENT)
+    return offsets
+
+
+def _copy_step(item: Item, source: Any, target: Any, stream: Stream | None) -> Step:
+    if isinstance(target, Buffer):
+        function = partial(target.backend.copy_in, target, source, stream)
+    else:
+        function = partial(source.backend.copy_out, target, source, source.backend.stream)
+    return Step(function, (), item.node, item.lane, item.waits, stream)
+
+
+def _kernel_step(
+    item: Item,
+    inputs: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    context: KernelContext,
+    stream: Stream | None,
+) -> Step:
+    node, op, kernel = item.node, context.op, item.node.kernel
+    if kernel is None:
+        raise DeviceError("no kernel was chosen, wanted the placement pass to run first").locate(node.where)
+    arguments: tuple[Any, ...] = (inputs, outputs, op.args, context)
+    function: Callable[..., Any] = kernel.function
+    if node.device == CPU and op.dynamic:
+        function, arguments = _fill_outputs, (kernel, inputs, outputs, context)
+    elif kernel.binds:
+        try:
+            function, arguments = function(*arguments), ()
+        except Exception as error:
+            blame(error, node.where)
+    return Step(function, arguments, node, item.lane, item.waits, stream)
+
+
+def fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContext) -> Sequence[Any]:
+    """What the kernel of a dynamic operator returns."""
+    result = kernel.function(inputs, (), context.op.args, context)
+    values: Sequence[Any] = result() if kernel.binds else result
+    return values
+
+
+def _fill_outputs(
+    kernel: Kernel, inputs: tuple[Any, ...], outputs: tuple[Any, ...], context: KernelContext
+) -> None:
+    """Runs the kernel of a dynamic operator where its shapes are known after all."""
+    for target, value in zip(outputs, fresh_values(kernel, inputs, context), strict=True):
+        np.copyto(target, value)
+
+
+def blame(error: Exception, where: str) -> NoReturn:
+    """Raises ``error`` as one of ours, located at an operator."""
+    if isinstance(error, GpunetError):
+        raise error.locate(where)
+    raise KernelError(f"the kernel failed: {type(error).__name__}: {error}").locate(where) from error

@@ -1,0 +1,165 @@
+"""Engines: how the bound steps of a segment are run.
+
+``simple`` runs them one after another. ``async_scheduling`` runs the lanes of the schedule side by side: each
+CPU lane on a thread of a pool (NumPy frees the interpreter lock in its loops), each GPU lane on a stream,
+with waits only where an edge crosses lanes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gpunet.backends import Event, Stream
+from gpunet.graph import Node
+from gpunet.schedule import Lane
+
+
+@dataclass(slots=True)
+class Step:
+    """One bound node: ``function(*arguments)`` does its work, or puts it on the stream of its lane.
+
+    Attributes:
+        waits: positions of the steps of other lanes that must have run before.
+        stream: the stream of a GPU lane; ``None`` for work of the host.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    node: Node
+    lane: Lane
+    waits: tuple[int, ...] = ()
+    stream: Stream | None = None
+
+
+class StepFailed(Exception):  # noqa: N818 (it carries the error of a step to the program, users never see it)
+    """A step raised; ``error`` is what, ``node`` where."""
+
+    def __init__(self, error: Exception, node: Node) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.node = node
+
+
+def run_simple(steps: Sequence[Step]) -> Callable[[], None]:
+    """Runs the steps one after another; raises :class:`StepFailed`."""
+    calls = [(step.function, step.arguments) for step in steps]
+
+    def run() -> None:
+        position = 0
+        try:
+            for position, (function, arguments) in enumerate(calls):  # noqa: B007 (the handler names the step)
+                function(*arguments)
+        except Exception as error:
+            raise StepFailed(error, steps[position].node) from error
+
+    return run
+
+
+class _Run:
+    """What the lanes of one run share."""
+
+    def __init__(self, signalled: frozenset[int]) -> None:
+        self.done = {position: threading.Event() for position in signalled}
+        self.events: dict[int, Event] = {}
+        self.failure: StepFailed | None = None
+        self._lock = threading.Lock()
+
+    def fail(self, error: Exception, node: Node) -> None:
+        """Notes an error; the first one wins."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = StepFailed(error, node)
+
+
+def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
+    """Runs the lanes of the steps side by side; raises the :class:`StepFailed` that came first.
+
+    The calling thread puts all GPU work on its streams, in the order of the steps, and runs the first CPU
+    lane where there is no GPU work. After an error the other lanes skip what is left.
+    """
+    signalled = frozenset(w for step in steps for w in step.waits)
+    queues: dict[Lane | None, list[tuple[int, Step]]] = {}
+    for position, step in enumerate(steps):
+        queues.setdefault(None if step.stream is not None else step.lane, []).append((position, step))
+    own = None if None in queues else next(iter(queues), None)
+    mine = queues.pop(own, [])
+    others = list(queues.values())
+
+    def work(run: _Run, items: Sequence[tuple[int, Step]]) -> None:
+        with np.errstate(all="ignore"):
+            for position, step in items:
+                try:
+                    for earlier in step.waits:
+                        _wait(run, steps[earlier], earlier, step)
+                    if run.failure is None:
+                        step.function(*step.arguments)
+                        if position in signalled and step.stream is not None:
+                            run.events[position] = step.stream.record()
+                except Exception as error:
+                    run.fail(error, step.node)
+                if position in signalled:
+                    run.done[position].set()
+
+    def run() -> None:
+        state = _Run(signalled)
+        jobs = [POOL.start(lambda items=items: work(state, items)) for items in others]
+        work(state, mine)
+        for job in jobs:
+            job.wait()
+        if state.failure is not None:
+            raise state.failure from state.failure.error
+
+    return run
+
+
+def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
+    run.done[position].wait()
+    event = run.events.get(position)
+    if event is None:
+        return
+    if step.stream is not None and step.lane.device == earlier.lane.device:
+        step.stream.wait(event)
+    else:
+        event.synchronize()
+
+
+class ThreadPool:
+    """Threads that wait for work; as many as were ever busy at once. They end with the process."""
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]] = []
+        self._lock = threading.Lock()
+
+    def start(self, function: Callable[[], None]) -> threading.Event:
+        """Runs ``function`` on a thread of the pool; the event is set when it has returned."""
+        with self._lock:
+            inbox = self._idle.pop() if self._idle else self._new_thread()
+        done = threading.Event()
+        inbox.put((function, done))
+        return done
+
+    def _new_thread(self) -> queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]:
+        inbox: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
+
+        def loop() -> None:
+            while True:
+                function, done = inbox.get()
+                try:
+                    function()
+                finally:
+                    with self._lock:
+                        self._idle.append(inbox)
+                    done.set()
+
+        threading.Thread(target=loop, name="gpunet lane", daemon=True).start()
+        return inbox
+
+
+#: The pool of all workspaces.
+POOL: Final = ThreadPool()

@@ -1,0 +1,95 @@
+"""What can be chosen when a net is created: the engine, how wide it runs, what is kept, which passes run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpunet.errors import NetError
+from gpunet.proto import NetDef
+
+SIMPLE: Final = "simple"
+ASYNC: Final = "async_scheduling"
+GRAPH: Final = "graph"
+
+#: The engine of each net type. Those of Caffe2 that run in order map to ``simple``, those with a scheduler to
+#: ``async_scheduling``.
+ENGINES: Final = {
+    "": SIMPLE,
+    "simple": SIMPLE,
+    "simple_refcount": SIMPLE,
+    "async_simple": SIMPLE,
+    "singlethread_async": SIMPLE,
+    "rnn": SIMPLE,
+    "dag": ASYNC,
+    "prof_dag": ASYNC,
+    "async_dag": ASYNC,
+    "async_polling": ASYNC,
+    "async_scheduling": ASYNC,
+    "parallel": ASYNC,
+    "graph": GRAPH,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a net is compiled and run.
+
+    Attributes:
+        engine: ``simple``, ``async_scheduling`` or ``graph``.
+        workers: CPU lanes of ``async_scheduling``.
+        streams: streams on each GPU.
+        keep: blobs that can be fetched after a run, beside those that the net reads and writes; ``None``
+            keeps all.
+        without: names of passes that are switched off.
+    """
+
+    engine: str = SIMPLE
+    workers: int = 1
+    streams: int = 1
+    keep: frozenset[str] | None = None
+    without: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def lanes(self) -> dict[str, int]:
+        """Number of lanes of each device kind."""
+        if self.engine == SIMPLE:
+            return {}
+        return {"cpu": self.workers, "cuda": self.streams, "sim": self.streams}
+
+
+def options_of(
+    net: NetDef,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    streams: int | None = None,
+    keep: Collection[str] | None = None,
+    without: Collection[str] = (),
+) -> Options:
+    """The options of a net: what is given, else what its ``type``, ``num_workers`` and ``external_output``
+    say.
+
+    A net that declares external outputs keeps those; one that declares none keeps all blobs. Raises
+    :class:`NetError` for an unknown engine or a number that makes no sense.
+    """
+    name = net.type if engine is None else engine
+    if name not in ENGINES:
+        wanted = ", ".join(sorted(filter(None, ENGINES)))
+        raise NetError(f"net {net.name!r} has type {name!r}, wanted one of {wanted}")
+    chosen = net.num_workers if workers is None else workers
+    if chosen < 0 or (streams is not None and streams < 1):
+        raise NetError(
+            f"net {net.name!r}: workers is {chosen} and streams {streams}, wanted 0 or more and 1 or more"
+        )
+    if keep is None and net.external_output:
+        keep = net.external_output
+    return Options(
+        ENGINES[name],
+        chosen or os.cpu_count() or 1,
+        4 if streams is None else streams,
+        None if keep is None else frozenset(keep),
+        frozenset(without),
+    )

@@ -1,0 +1,70 @@
+"""The order in which passes run on the graph of a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpunet.devices import Device
+from gpunet.errors import NetError
+from gpunet.graph import Graph
+from gpunet.passes.placement import insert_copies, place
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What passes may know beside the graph.
+
+    Attributes:
+        home: the workspace's device.
+        strict: whether falling back to the CPU is an error.
+        kept: whether a blob must hold its value after the run. Passes may drop, merge or rename only what is
+            not kept.
+    """
+
+    home: Device
+    strict: bool
+    kept: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A step of the pipeline. Only optional ones can be switched off."""
+
+    name: str
+    function: Callable[[Graph, PassContext], Graph]
+    optional: bool = True
+
+
+PASSES: Final[list[Pass]] = [
+    Pass(
+        "placement", lambda graph, context: place(graph, context.home, strict=context.strict), optional=False
+    ),
+    Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
+]
+#: The memory plan is made after the schedule, by the program; it can be switched off like a pass.
+MEMORY_PLAN: Final = "memory_plan"
+
+
+def check_names(without: frozenset[str]) -> None:
+    """Raises :class:`NetError` for a name that is no optional pass."""
+    known = [p.name for p in PASSES if p.optional] + [MEMORY_PLAN]
+    unknown = sorted(without.difference(known))
+    if unknown:
+        raise NetError(f"cannot switch off pass {unknown[0]!r}, wanted one of {', '.join(known)}")
+
+
+def run_passes(
+    graph: Graph,
+    context: PassContext,
+    without: frozenset[str] = frozenset(),
+    seen: Callable[[str, Graph], None] | None = None,
+) -> Graph:
+    """Runs all passes in order; ``seen`` is called with the name of each and the graph after it."""
+    for step in PASSES:
+        if step.name not in without:
+            graph = step.function(graph, context)
+            if seen is not None:
+                seen(step.name, graph)
+    return graph
