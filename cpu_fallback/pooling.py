@@ -11,13 +11,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.columns import axis_slices, canonical_images, tap_slices
+from gpunet.cpu_fallback.columns import Index, axis_slices, canonical_images, tap_slices
+from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.pooling import POOLING_RANKS, pooling_window
@@ -60,7 +61,8 @@ def _stage(window: Window, memory: Array, count: int, channels: int, sizes: Shap
 
 
 def _canonical(window: Window, images: Array) -> Array:
-    return canonical_images(images, 1, window.channels_last)[0]
+    view: Array = canonical_images(images, 1, window.channels_last)[0]
+    return view
 
 
 def _window(op: Operator, x: Any) -> tuple[Window, int, int]:
@@ -162,9 +164,22 @@ def max_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
 
 
 def _max_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    """For each lane, a mask and a product."""
     window, batch, channels = _window(op, inputs[0])
     size = _largest(_blocks(window, batch, channels, inputs[0].dtype)) * channels * math.prod(window.output)
-    return [spec((size,), np.bool_), spec((size,), inputs[0].dtype)]
+    return [spec((size,), np.bool_), spec((size,), inputs[0].dtype)] * LANES
+
+
+class _Tap(NamedTuple):
+    """Views for one position inside the window, of equal shape: where it lies inside of the image."""
+
+    image: Array
+    result: Array
+    gradient: Array  #: bit patterns
+    mask: Array
+    selected: Array  #: bit patterns of the product
+    product: Array
+    target: Array
 
 
 @kernel(*_types("Max", "Gradient"), binds=True, scratch=_max_gradient_scratch)
@@ -179,39 +194,38 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     apart = all(s >= k for s, k in zip(window.stride, window.kernel, strict=True))
     # Bit patterns times 0 or 1 select: infinite gradients must not become NaN elsewhere.
     bits = np.dtype(f"i{dx.dtype.itemsize}")
-    steps: list[Arrays] = []
-    for first, last in _blocks(window, batch, channels, dx.dtype):
+    blocks: list[tuple[Array | None, list[_Tap]]] = []
+    for number, (first, last) in enumerate(_blocks(window, batch, channels, dx.dtype)):
         x, y, dy, target = (a[:, first:last] for a in arrays)
-        mask, part = (_stage(window, m, last - first, channels, window.output) for m in ctx.scratch)
+        memory = ctx.scratch[2 * (number % LANES) :][:2]
+        mask, part = (_stage(window, m, last - first, channels, window.output) for m in memory)
+        taps = []
         for tap in itertools.product(*map(range, window.kernel)):
             found = tap_slices(window, tap)
             if found is not None:
-                inside, source = (slice(None), slice(None), *found[0]), (slice(None), slice(None), *found[1])
+                inside: Index = (slice(None), slice(None), *found[0])
+                source: Index = (slice(None), slice(None), *found[1])
                 into = target[source]
                 product = into if apart else part[inside]
-                steps.append(
-                    (
-                        x[source],
-                        y[inside],
-                        dy[inside].view(bits),
-                        mask[inside],
-                        product.view(bits),
-                        product,
-                        into,
-                    )
-                )
-    covered = apart and sum(step[-1].size for step in steps) == dx.size
+                gradient, selected = dy[inside].view(bits), product.view(bits)
+                taps.append(_Tap(x[source], y[inside], gradient, mask[inside], selected, product, into))
+        covered = apart and sum(tap.target.size for tap in taps) == target.size
+        blocks.append((None if covered else target, taps))
 
-    def run() -> None:
-        if not covered:
-            dx.fill(0)
-        for image, result, gradient, mask, selected, product, into in steps:
-            np.equal(image, result, out=mask)
-            np.multiply(gradient, mask, out=selected)
-            if not apart:
-                np.add(into, product, out=into)
+    def run_lane(lane: int) -> None:
+        for unclean, taps in blocks[lane::LANES]:
+            if unclean is not None:
+                unclean.fill(0)
+            for tap in taps:
+                np.equal(tap.image, tap.result, out=tap.mask)
+                np.multiply(tap.gradient, tap.mask, out=tap.selected)
+                if not apart:
+                    np.add(tap.target, tap.product, out=tap.target)
 
-    return run
+    lanes = [functools.partial(run_lane, lane) for lane in range(LANES)]
+    # A comparison, a selection and a sum take about as long as this many multiplications in a matrix product.
+    work = 40 * inputs[1].size * window.taps
+    return functools.partial(run_lanes, lanes, work)
 
 
 def _divisors(window: Window, include_padding: bool, dtype: np.dtype) -> Array:

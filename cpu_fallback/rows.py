@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from gpunet.cpu_fallback.columns import axis_slices
+from gpunet.cpu_fallback.columns import Index, axis_slices
 from gpunet.cpu_fallback.lanes import LANES, tile_rows
 from gpunet.operators.window import Window
 
@@ -106,7 +106,8 @@ def _gather_views(plan: RowPlan, columns: Array, images: Array) -> list[tuple[Ar
         source = [f[1] for f in found if f is not None]
         if len(inside) < len(tap):
             continue
-        mine = columns[(slice(None), *tap, slice(None), slice(None), *inside)]
+        at: Index = (slice(None), *tap, slice(None), slice(None), *inside)
+        mine = columns[at]
         theirs = np.moveaxis(images[(slice(None), slice(None), slice(None), *source)], 2, 0)
         if plan.step == window.stride[0] and plan.rows < window.output[0] * window.kernel[0]:
             first = max(0, window.head[0])
