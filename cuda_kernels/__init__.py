@@ -5,3 +5,12 @@ It needs no GPU, no CUDA and no compiler.
 """
 
 from gpunet.cuda_kernels import activation as activation
+from gpunet.cuda_kernels import comparison as comparison
+from gpunet.cuda_kernels import copying as copying
+from gpunet.cuda_kernels import dropout as dropout
+from gpunet.cuda_kernels import elementwise as elementwise
+from gpunet.cuda_kernels import fill as fill
+from gpunet.cuda_kernels import function as function
+from gpunet.cuda_kernels import total as total
+from gpunet.cuda_kernels import unary as unary
+from gpunet.cuda_kernels import variadic as variadic

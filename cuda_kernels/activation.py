@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from gpunet.arguments import Arguments
-from gpunet.buffers import Buffer
-from gpunet.cuda_kernels.launch import elementwise, prepare
+from gpunet.cuda_kernels.pieces import gradient_kernel, unary_kernel
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
-from gpunet.kernels import KernelContext, kernel
 
-Buffers = tuple[Buffer, ...]
-
-_RELU_FWD = Kernel("activation", "relu_fwd", "const T* x, T* y, int64 n", T=FLOATS)
-_RELU_BWD = Kernel("activation", "relu_bwd", "const T* y, const T* dy, T* dx, int64 n", T=FLOATS)
-
-
-@kernel("Relu", device="cuda", binds=True)
-def relu(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
-    """``Y = max(X, 0)``."""
-    (x,), (y,) = inputs, outputs
-    return prepare(ctx, _RELU_FWD, (x.dtype,), (x, y, x.size), elementwise(x.size))
-
-
-@kernel("ReluGradient", device="cuda", binds=True)
-def relu_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
-    """``dX = dY where Y > 0, else 0``."""
-    (y, dy), (dx,) = inputs, outputs
-    return prepare(ctx, _RELU_BWD, (y.dtype,), (y, dy, dx, y.size), elementwise(y.size))
+for _type in ("Relu", "Sigmoid", "Tanh"):
+    _name = _type.lower()
+    unary_kernel(_type, Kernel("activation", f"{_name}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
+    gradient_kernel(
+        f"{_type}Gradient",
+        Kernel("activation", f"{_name}_bwd", "const T* a, const T* b, T* y, int64 n", T=FLOATS),
+    )

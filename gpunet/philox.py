@@ -53,7 +53,16 @@ import numpy.typing as npt
 
 from gpunet.errors import ArgumentError, DataTypeError
 
-__all__ = ["bernoulli", "integers", "normal", "operator_id", "raw", "uniform"]
+__all__ = [
+    "bernoulli",
+    "bernoulli_threshold",
+    "integers",
+    "normal",
+    "operator_id",
+    "raw",
+    "uniform",
+    "uniform_bounds",
+]
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -193,6 +202,16 @@ def raw(seed: int, operator: int, step: int, count: int, offset: int = 0) -> UIn
     return out.reshape(-1)[lead : lead + count]
 
 
+def bernoulli_threshold(keep_probability: float) -> int:
+    """The number, up to 2**32, that words below stand for True.
+
+    Raises :class:`ArgumentError` unless the probability is in [0, 1].
+    """
+    if not 0.0 <= keep_probability <= 1.0:
+        raise ArgumentError(f"philox.bernoulli: keep_probability is {keep_probability}, wanted 0 to 1")
+    return round(float(keep_probability) * 2.0**32)
+
+
 def bernoulli(
     out: npt.NDArray[np.bool_], keep_probability: float, *, seed: int, operator: int, step: int
 ) -> None:
@@ -203,9 +222,7 @@ def bernoulli(
         ArgumentError: ``keep_probability`` is outside [0, 1], or ``out`` is read-only.
     """
     _check_out("bernoulli", out, "bool", out.dtype == np.bool_)
-    if not 0.0 <= keep_probability <= 1.0:
-        raise ArgumentError(f"philox.bernoulli: keep_probability is {keep_probability}, wanted 0 to 1")
-    threshold = round(float(keep_probability) * 2.0**32)
+    threshold = bernoulli_threshold(keep_probability)
     if threshold > _MASK32:
         # 2**32 does not fit the 32-bit comparison, and every word is below it.
         out[...] = True
@@ -213,6 +230,24 @@ def bernoulli(
     store, limit = _store(out), np.uint32(threshold)
     for start, stop, words in _chunks(seed, operator, step, out.size, 1):
         store(start, stop, words[: stop - start] < limit)
+
+
+def uniform_bounds(dtype: np.dtype, low: float, high: float) -> tuple[Any, Any, Any]:
+    """For numbers of ``dtype`` in [low, high): (low, high - low, largest number below high) as NumPy scalars.
+
+    The first and last are of ``dtype``, the distance is of the type that :func:`uniform` computes in. Raises
+    :class:`ArgumentError` as that does.
+    """
+    wide = np.float64 if dtype == np.float64 else np.float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        bottom, top = dtype.type(low), dtype.type(high)
+        span = wide(top) - wide(bottom)
+    if not (np.isfinite(span) and span >= 0):
+        raise ArgumentError(
+            f"philox.uniform: low {low}, high {high} and their distance must be finite in {dtype}, "
+            "and low not above high"
+        )
+    return bottom, span, np.nextafter(top, bottom)
 
 
 def uniform(out: npt.NDArray[Any], low: float, high: float, *, seed: int, operator: int, step: int) -> None:
@@ -226,20 +261,11 @@ def uniform(out: npt.NDArray[Any], low: float, high: float, *, seed: int, operat
             ``out``, or ``out`` is read-only.
     """
     _check_out("uniform", out, "float16, float32 or float64", out.dtype in _FLOATS)
-    kind = out.dtype.type
-    wide = np.float64 if out.dtype == np.float64 else np.float32
-    with np.errstate(over="ignore", invalid="ignore"):
-        bottom, top = kind(low), kind(high)
-        base, span = wide(bottom), wide(top) - wide(bottom)
-    if not (np.isfinite(span) and span >= 0):
-        raise ArgumentError(
-            f"philox.uniform: low {low}, high {high} and their distance must be finite in {out.dtype}, "
-            "and low not above high"
-        )
+    bottom, span, last = uniform_bounds(out.dtype, low, high)
     if span == 0:
         out[...] = bottom
         return
-    store, last = _store(out), np.nextafter(top, bottom)
+    store, wide = _store(out), type(span)
     for start, stop, words in _chunks(seed, operator, step, out.size, 2 if wide is np.float64 else 1):
         values: npt.NDArray[Any]
         if wide is np.float64:
@@ -248,7 +274,7 @@ def uniform(out: npt.NDArray[Any], low: float, high: float, *, seed: int, operat
             values = (words[: stop - start] >> np.uint32(8)).astype(np.float32)
             values *= np.float32(2.0**-24)
         values *= span
-        values += base
+        values += wide(bottom)
         values = values.astype(out.dtype, copy=False)
         np.minimum(values, last, out=values)
         store(start, stop, values)

@@ -1,0 +1,66 @@
+// Type conversions.
+#include "vector.cuh"
+
+// Fractions are cut off, whole numbers wrap around, any number but 0 is true.
+template <typename R>
+struct Convert {
+  template <typename C>
+  __device__ R operator()(C x) const {
+    return (R)x;
+  }
+  // By way of 64 bits, so that numbers which do not fit wrap around.
+  __device__ R operator()(float x) const { return (R)(int64)x; }
+  __device__ R operator()(double x) const { return (R)(int64)x; }
+};
+template <>
+struct Convert<float> {
+  template <typename C>
+  __device__ float operator()(C x) const {
+    return (float)x;
+  }
+};
+template <>
+struct Convert<double> {
+  template <typename C>
+  __device__ double operator()(C x) const {
+    return (double)x;
+  }
+};
+template <>
+struct Convert<bool> {
+  template <typename C>
+  __device__ bool operator()(C x) const {
+    return x != 0;
+  }
+};
+
+template <typename T, typename R>
+__device__ inline void cast(const T* x, R* y, int64 n) {
+  map(x, y, n, Convert<typename Accumulate<R>::type>());
+}
+// Rounded once.
+template <>
+__device__ inline void cast<double, float16>(const double* x, float16* y, int64 n) {
+  GPUNET_LOOP(i, n) y[i] = __double2half(x[i]);
+}
+
+// Numbers beyond the largest of float16 become it; a NaN stays.
+struct Limit {
+  template <typename C>
+  __device__ float operator()(C x) const {
+    return x > 65504 ? 65504.0f : x < -65504 ? -65504.0f : (float)x;
+  }
+};
+
+#define CAST(S, T, RS, R) \
+  extern "C" __global__ void cast_fwd_##S##_##RS(const T* x, R* y, int64 n) { cast<T, R>(x, y, n); }
+#define CAST_TO_ALL(S, T)                                                                                  \
+  CAST(S, T, f32, float) CAST(S, T, f16, float16) CAST(S, T, f64, double) CAST(S, T, i8, int8)            \
+  CAST(S, T, u8, uint8) CAST(S, T, i16, int16) CAST(S, T, u16, uint16) CAST(S, T, i32, int32)             \
+  CAST(S, T, i64, int64) CAST(S, T, b8, bool)
+GPUNET_NUMBERS(CAST_TO_ALL)
+CAST_TO_ALL(b8, bool)
+
+#define LIMITED(S, T) \
+  extern "C" __global__ void limited_half_fwd_##S(const T* x, float16* y, int64 n) { map(x, y, n, Limit()); }
+GPUNET_FLOATS(LIMITED)

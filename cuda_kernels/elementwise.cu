@@ -1,0 +1,89 @@
+// Elementwise arithmetic of two broadcast tensors, its gradients, and sums to the shape of an operand.
+#include "broadcast.cuh"
+#include "sums.cuh"
+
+#define ARITHMETIC(NAME, S, T)                                                                                 \
+  extern "C" __global__ void NAME##_fwd_##S(const T* a, const T* b, T* c, int64 n) {                          \
+    map2(a, b, c, n, NAME##_op());                                                                            \
+  }                                                                                                           \
+  extern "C" __global__ void NAME##_along_##S(const T* a, const T* b, T* c, GPUNET_ALONG_PARAMETERS) {        \
+    map_along(a, b, c, GPUNET_ALONG, NAME##_op());                                                            \
+  }                                                                                                           \
+  extern "C" __global__ void NAME##_strided_##S(const T* a, const T* b, T* c, GPUNET_STRIDED_PARAMETERS) {    \
+    map_strided(a, b, c, GPUNET_STRIDED, NAME##_op());                                                        \
+  }
+
+GPUNET_BINARY_OP(add, a, b, (C)(a + b))
+GPUNET_BINARY_OP(sub, a, b, (C)(a - b))
+GPUNET_BINARY_OP(mul, a, b, (C)(a * b))
+GPUNET_BINARY_OP(div, a, b, a / b)
+GPUNET_BINARY_OP(pow, a, b, pow(a, b))
+
+#define EXACT(S, T) ARITHMETIC(add, S, T) ARITHMETIC(sub, S, T) ARITHMETIC(mul, S, T)
+#define ROUNDED(S, T) ARITHMETIC(div, S, T) ARITHMETIC(pow, S, T)
+GPUNET_NUMBERS(EXACT)
+GPUNET_FLOATS(ROUNDED)
+
+// Powers with one exponent; the common ones in their own way, which is also faster.
+template <typename C>
+struct Power {
+  C exponent;
+  __device__ C operator()(C x) const {
+    if (exponent == 2) return x * x;
+    if (exponent == 1) return x;
+    if (exponent == (C)0.5) return sqrt(x);
+    if (exponent == -1) return 1 / x;
+    return pow(x, exponent);
+  }
+};
+
+// da = dc b, db = dc a for operands of one shape. da or db may be dc.
+template <typename T>
+__device__ void mul_bwd(const T* dc, const T* a, const T* b, T* da, T* db, int64 n) {
+  typedef typename Accumulate<T>::type C;
+  GPUNET_LOOP(i, n) {
+    const C gradient = load(dc, i), x = load(a, i), y = load(b, i);
+    store(da, i, (C)(gradient * y));
+    store(db, i, (C)(gradient * x));
+  }
+}
+
+// da = dc / b, db = -dc c / b for operands of one shape. Outputs may be inputs.
+template <typename T>
+__device__ void div_bwd(const T* dc, const T* b, const T* c, T* da, T* db, int64 n) {
+  typedef typename Accumulate<T>::type C;
+  GPUNET_LOOP(i, n) {
+    const C quotient = load(dc, i) / load(b, i), result = load(c, i);
+    store(da, i, quotient);
+    store(db, i, -(quotient * result));
+  }
+}
+
+#define GRADIENT(S, T)                                                                                               \
+  extern "C" __global__ void mul_bwd_##S(const T* dc, const T* a, const T* b, T* da, T* db, int64 n) {              \
+    mul_bwd<T>(dc, a, b, da, db, n);                                                                                \
+  }                                                                                                                 \
+  extern "C" __global__ void sum_strided_##S(const T* x, T* y, uint8* partial, int64 kept, int64 reduced, int64 slices, \
+                                             int64 k1, int64 k2, int64 p0, int64 p1, int64 p2, int64 r1, int64 r2,  \
+                                             int64 q0, int64 q1, int64 q2, int32 negate) {                          \
+    const SumShape shape = {kept, reduced, slices, {0, k1, k2}, {p0, p1, p2}, {0, r1, r2}, {q0, q1, q2}};           \
+    sum_strided<T>(x, y, partial, shape, negate);                                                                   \
+  }                                                                                                                 \
+  extern "C" __global__ void sum_columns_##S(const T* x, T* y, uint8* partial, int64 rows, int64 columns,           \
+                                             int64 slices, int32 negate) {                                          \
+    sum_columns<T>(x, y, partial, rows, columns, slices, negate);                                                   \
+  }                                                                                                                 \
+  extern "C" __global__ void sum_slices_##S(const uint8* partial, T* y, int64 kept, int64 slices, int32 negate) {   \
+    sum_slices<T>(partial, y, kept, slices, negate);                                                                \
+  }
+GPUNET_NUMBERS(GRADIENT)
+
+#define ROUNDED_GRADIENT(S, T)                                                                             \
+  extern "C" __global__ void div_bwd_##S(const T* dc, const T* b, const T* c, T* da, T* db, int64 n) {    \
+    div_bwd<T>(dc, b, c, da, db, n);                                                                      \
+  }                                                                                                       \
+  extern "C" __global__ void power_fwd_##S(const T* x, T* y, int64 n, double exponent) {                  \
+    typedef Accumulate<T>::type C;                                                                        \
+    map(x, y, n, Power<C>{(C)exponent});                                                                  \
+  }
+GPUNET_FLOATS(ROUNDED_GRADIENT)

@@ -1,0 +1,202 @@
+"""Launchers of the elementwise arithmetic of two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpunet.arguments import Arguments
+from gpunet.broadcasting import align, legacy_shape
+from gpunet.buffers import Buffer
+from gpunet.cuda_kernels.broadcast import (
+    against_binary,
+    against_shapes,
+    against_sum,
+    binary_kernels,
+    launch_binary,
+    launch_sum,
+    plan_sum,
+)
+from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
+from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch, is_same, map_launch, nothing
+from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
+from gpunet.cuda_kernels.unary import NEGATIVE
+from gpunet.kernels import KernelContext, kernel
+from gpunet.operator import Operator
+from gpunet.specs import Shape, TensorSpec
+
+Specs = Sequence[Any]
+
+_BINARY: Final = {
+    type: binary_kernels(
+        "elementwise", type.lower(), "T", "T", T=FLOATS if type in ("Div", "Pow") else NUMBERS
+    )
+    for type in ("Add", "Sub", "Mul", "Div", "Pow")
+}
+_POWER = Kernel("elementwise", "power_fwd", "const T* x, T* y, int64 n, double exponent", T=FLOATS)
+_MUL_BWD = Kernel(
+    "elementwise", "mul_bwd", "const T* dc, const T* a, const T* b, T* da, T* db, int64 n", T=NUMBERS
+)
+_DIV_BWD = Kernel(
+    "elementwise", "div_bwd", "const T* dc, const T* b, const T* c, T* da, T* db, int64 n", T=FLOATS
+)
+
+
+@kernel("Add", "Sub", "Mul", device="cuda", binds=True, against=against_binary)
+def arithmetic(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``C = A + B``, ``C = A - B``, ``C = A B``."""
+    a, b = inputs
+    shapes = align(args, a.shape, b.shape)
+    return launch_binary(ctx, _BINARY[ctx.op.type], a, b, outputs[0], shapes)
+
+
+def _against_div(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
+    if inputs[0].dtype.kind != "f":
+        return "division of whole numbers reports a zero divisor, which only the host can"
+    return against_binary(op, inputs, outputs)
+
+
+@kernel("Div", device="cuda", binds=True, against=_against_div)
+def div(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``C = A / B``."""
+    return arithmetic(inputs, outputs, args, ctx)
+
+
+def _against_power(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
+    return against_binary(op, inputs, outputs) if len(inputs) == 2 else None
+
+
+@kernel("Pow", device="cuda", binds=True, against=_against_power)
+def power(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``Y = X^E``, or ``X^exponent``."""
+    if len(inputs) == 2:
+        return arithmetic(inputs, outputs, args, ctx)
+    return map_launch(ctx, _POWER, (inputs[0], outputs[0]), args.exponent)
+
+
+# Gradients. Their scratch: (Mul, Div) the gradient before it is summed, then the totals of slices of a sum.
+
+
+def _operands(op: Operator, inputs: Specs) -> tuple[Shape, Shape, Shape]:
+    """Shapes of A, B and the result, of equal rank; also of buffers."""
+    if op.type == "DivGradient" and len(inputs) == 3:  # B, C, dC
+        return align(op.args, inputs[1].shape, inputs[0].shape)
+    return align(op.args, inputs[1].shape, inputs[2].shape)
+
+
+def _against_gradient(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
+    a, b, full = _operands(op, inputs)
+    against = against_sum(full, a) or against_sum(full, b)
+    if against is None and op.type in ("MulGradient", "DivGradient"):
+        against = against_shapes(a, b, full)
+    return against
+
+
+def _partial(full: Shape, *shapes: Shape) -> list[TensorSpec]:
+    """The largest scratch that the sums to these shapes want; none if they want none."""
+    found = [spec for shape in shapes if (spec := plan_sum(full, shape).partial) is not None]
+    return [max(found, key=lambda spec: spec.size)] if found else []
+
+
+def _sum_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
+    a, b, full = _operands(op, inputs)
+    return _partial(full, a, b)
+
+
+def _product_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
+    a, b, full = _operands(op, inputs)
+    products = [TensorSpec(full, inputs[0].dtype)] if full != a or full != b else []
+    return [*products, *_partial(full, a, b)]
+
+
+def _sum_into(
+    ctx: KernelContext,
+    source: Buffer,
+    target: Buffer,
+    full: Shape,
+    shape: Shape,
+    partial: Sequence[Buffer],
+    *,
+    negate: bool = False,
+) -> Launch:
+    """Sums ``source`` to the shape of ``target``; where nothing is summed it copies, or changes the sign."""
+    if shape != full:
+        return launch_sum(ctx, source, target, full, shape, partial[0] if partial else None, negate=negate)
+    if negate:
+        return map_launch(ctx, NEGATIVE, (source, target))
+    return copy_launch(ctx, source, target)
+
+
+@kernel(
+    "AddGradient", "SubGradient", device="cuda", binds=True, scratch=_sum_scratch, against=_against_gradient
+)
+def add_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``dA = dC``, ``dB = dC`` or ``-dC``, summed to their shapes."""
+    dc, (da, db) = inputs[0], outputs
+    a, b, full = _operands(ctx.op, inputs)
+    negate = ctx.op.type == "SubGradient"
+    first = _sum_into(ctx, dc, da, full, a, ctx.scratch)
+    second = _sum_into(ctx, dc, db, full, b, ctx.scratch, negate=negate)  # it may be in place of dC
+    return in_order(first, second)
+
+
+@kernel("MulGradient", device="cuda", binds=True, scratch=_product_scratch, against=_against_gradient)
+def mul_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``dA = dC B``, ``dB = dC A``, summed to their shapes."""
+    dc, a, b = inputs
+    da, db = outputs
+    a_shape, b_shape, full = _operands(ctx.op, inputs)
+    if a_shape == b_shape == full:
+        arguments = (dc, a, b, da, db, dc.size)
+        return prepare(ctx, _MUL_BWD, (dc.dtype,), arguments, elementwise(dc.size))
+    product, *partial = ctx.scratch
+    launches = []
+    for target, shape, other, other_shape in ((da, a_shape, b, b_shape), (db, b_shape, a, a_shape)):
+        result = target if shape == full else product
+        multiply = launch_binary(ctx, _BINARY["Mul"], dc, other, result, (full, other_shape, full))
+        summed = _sum_into(ctx, result, target, full, shape, partial)
+        launches.append(multiply if summed is nothing else in_order(multiply, summed))
+    if is_same(dc, da):
+        launches.reverse()  # the gradient that is in place of dC comes last
+    return in_order(*launches)
+
+
+@kernel("DivGradient", device="cuda", binds=True, scratch=_product_scratch, against=_against_gradient)
+def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``dA = dC / B``, ``dB = -dC C / B``, summed to their shapes."""
+    if len(inputs) == 3:
+        b, c, dc = inputs
+    else:
+        dc, _, b, c = inputs
+    da, db = outputs
+    a_shape, b_shape, full = _operands(ctx.op, inputs)
+    if a_shape == b_shape == full:
+        arguments = (dc, b, c, da, db, dc.size)
+        return prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, elementwise(dc.size))
+    product, *partial = ctx.scratch
+    quotient = da if a_shape == full else product
+    gradient = db if b_shape == full else product
+    return in_order(
+        launch_binary(ctx, _BINARY["Div"], dc, b, quotient, (full, b_shape, full)),
+        _sum_into(ctx, quotient, da, full, a_shape, partial),  # before the scratch is used again
+        launch_binary(ctx, _BINARY["Mul"], quotient, c, gradient, (full, full, full)),
+        _sum_into(ctx, gradient, db, full, b_shape, partial, negate=True),
+    )
+
+
+def _against_like(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
+    a, b = inputs
+    return against_sum(a.shape, legacy_shape(op.args, a.shape, b.shape))
+
+
+def _like_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
+    a, b = inputs
+    return _partial(a.shape, legacy_shape(op.args, a.shape, b.shape))
+
+
+@kernel("SumReduceLike", device="cuda", binds=True, scratch=_like_scratch, against=_against_like)
+def sum_reduce_like(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """Sums A to the shape of B."""
+    a, b = inputs
+    shape = legacy_shape(args, a.shape, b.shape)
+    return _sum_into(ctx, a, outputs[0], a.shape, shape, ctx.scratch)

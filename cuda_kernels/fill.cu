@@ -1,0 +1,112 @@
+// Fills. Values that are the same for all types travel as bit patterns.
+#include "philox.cuh"
+#include "vector.cuh"
+
+template <typename T>
+__device__ void fill(T* y, int64 n, T value) {
+  constexpr int N = 16 / sizeof(T);
+  const int64 packs = aligned<N>(y) ? n / N : 0;
+  Pack<T, N> pack;
+  for (int k = 0; k < N; ++k) pack.v[k] = value;
+  GPUNET_LOOP(i, packs) store_pack<N>(y, i, pack);
+  GPUNET_LOOP(j, n - packs * N) y[packs * N + j] = value;
+}
+
+#define BITS(S, T)                                                                                             \
+  extern "C" __global__ void constant_fwd_##S(T* y, int64 n, int64 bits) { fill<T>(y, n, (T)bits); }          \
+  extern "C" __global__ void repeat_fwd_##S(const T* value, T* y, int64 n) { fill<T>(y, n, value[0]); }       \
+  extern "C" __global__ void diagonal_fwd_##S(T* y, int64 n, int64 step, int64 bits) {                        \
+    GPUNET_LOOP(i, n) y[i] = i % step == 0 ? (T)bits : (T)0;                                                  \
+  }
+BITS(i8, int8)
+BITS(i16, int16)
+BITS(i32, int32)
+BITS(i64, int64)
+
+extern "C" __global__ void range_fwd(float* y, int64 n) { GPUNET_LOOP(i, n) y[i] = (float)i; }
+
+// A thread draws a block of four words: four numbers of up to 32 bits or two of 64.
+extern "C" __global__ void uniform_fwd_f32(float* y, int64 n, double low, double span, double last, uint64 seed,
+                                           uint32 operator_id, const uint64* step) {
+  const bool wide = aligned<4>(y);
+  GPUNET_LOOP(b, (n + 3) / 4) {
+    const Words words = philox(b, seed, operator_id, *step);
+    Pack<float, 4> values;
+    for (int k = 0; k < 4; ++k) values.v[k] = uniform_value(words.w[k], (float)low, (float)span, (float)last);
+    if (wide && 4 * b + 4 <= n)
+      store_pack<4>(y, b, values);
+    else
+      for (int k = 0; k < 4 && 4 * b + k < n; ++k) y[4 * b + k] = values.v[k];
+  }
+}
+extern "C" __global__ void uniform_fwd_f16(float16* y, int64 n, double low, double span, double last, uint64 seed,
+                                           uint32 operator_id, const uint64* step) {
+  GPUNET_LOOP(b, (n + 3) / 4) {
+    const Words words = philox(b, seed, operator_id, *step);
+    for (int k = 0; k < 4 && 4 * b + k < n; ++k) {
+      // Rounded to float16 before it is limited.
+      const float value = uniform_value(words.w[k], (float)low, (float)span, 65504.0f);
+      const float rounded = __half2float(__float2half(value));
+      store(y, 4 * b + k, rounded < (float)last ? rounded : (float)last);
+    }
+  }
+}
+extern "C" __global__ void uniform_fwd_f64(double* y, int64 n, double low, double span, double last, uint64 seed,
+                                           uint32 operator_id, const uint64* step) {
+  GPUNET_LOOP(b, (n + 1) / 2) {
+    const Words words = philox(b, seed, operator_id, *step);
+    for (int k = 0; k < 2 && 2 * b + k < n; ++k) y[2 * b + k] = uniform_value(words.pair(k), low, span, last);
+  }
+}
+
+// low + floor(v range / 2^64); a range of 2^64 is passed as 0.
+#define INTEGERS(S, T)                                                                                            \
+  extern "C" __global__ void integers_fwd_##S(T* y, int64 n, int64 low, uint64 range, uint64 seed,               \
+                                              uint32 operator_id, const uint64* step) {                          \
+    GPUNET_LOOP(b, (n + 1) / 2) {                                                                                \
+      const Words words = philox(b, seed, operator_id, *step);                                                   \
+      for (int k = 0; k < 2 && 2 * b + k < n; ++k) {                                                             \
+        const uint64 v = words.pair(k);                                                                          \
+        y[2 * b + k] = (T)((uint64)low + (range == 0 ? v : __umul64hi(v, range)));                               \
+      }                                                                                                          \
+    }                                                                                                            \
+  }
+INTEGERS(i32, int32)
+INTEGERS(i64, int64)
+
+// Computed in double and rounded once.
+__device__ inline void store_rounded(float* y, int64 i, double value) { y[i] = (float)value; }
+__device__ inline void store_rounded(float16* y, int64 i, double value) { y[i] = __double2half(value); }
+
+template <typename T>
+__device__ void normal_fwd(T* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id, uint64 step) {
+  GPUNET_LOOP(b, (n + 3) / 4) {
+    const Words words = philox(b, seed, operator_id, step);
+    for (int p = 0; p < 2; ++p) {
+      double first, second;
+      box_muller((words.w[2 * p] + 1.0) * 0x1p-32, words.w[2 * p + 1] * 0x1p-32, mean, std, &first, &second);
+      const int64 i = 4 * b + 2 * p;
+      if (i < n) store_rounded(y, i, first);
+      if (i + 1 < n) store_rounded(y, i + 1, second);
+    }
+  }
+}
+template <>
+__device__ void normal_fwd<double>(double* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id,
+                                   uint64 step) {
+  GPUNET_LOOP(b, (n + 1) / 2) {
+    const Words words = philox(b, seed, operator_id, step);
+    double first, second;
+    box_muller((double)(words.pair(0) >> 11) * 0x1p-53 + 0x1p-53, (double)(words.pair(1) >> 11) * 0x1p-53, mean, std,
+               &first, &second);
+    y[2 * b] = first;
+    if (2 * b + 1 < n) y[2 * b + 1] = second;
+  }
+}
+
+#define NORMAL(S, T)                                                                                              \
+  extern "C" __global__ void normal_fwd_##S(T* y, int64 n, double mean, double std, uint64 seed,                 \
+                                            uint32 operator_id, const uint64* step) {                            \
+    normal_fwd<T>(y, n, mean, std, seed, operator_id, *step);                                                    \
+  }
+GPUNET_FLOATS(NORMAL)

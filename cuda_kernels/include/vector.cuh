@@ -1,0 +1,96 @@
+// Elementwise loops that move up to 16 bytes at once where all pointers allow it.
+#pragma once
+
+#include "gpunet.cuh"
+
+// N neighbouring elements. N is a power of two; more than 16 bytes are moved in pieces of 16.
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
+  T v[N];
+};
+
+// How many elements of the larger of two types 16 bytes hold.
+template <typename T, typename R>
+__device__ constexpr int pack_size() {
+  return 16 / (sizeof(T) > sizeof(R) ? sizeof(T) : sizeof(R));
+}
+
+template <int N, typename T>
+__device__ inline bool aligned(const T* p) {
+  return (uint64)p % alignof(Pack<T, N>) == 0;
+}
+
+template <int N, typename T>
+__device__ inline Pack<T, N> load_pack(const T* p, int64 i) {
+  return ((const Pack<T, N>*)p)[i];
+}
+
+template <int N, typename T>
+__device__ inline void store_pack(T* p, int64 i, const Pack<T, N>& pack) {
+  ((Pack<T, N>*)p)[i] = pack;
+}
+
+// y[i] = f(x[i]). y may be x.
+template <typename T, typename R, typename F>
+__device__ inline void map(const T* x, R* y, int64 n, F f) {
+  constexpr int N = pack_size<T, R>();
+  const int64 packs = aligned<N>(x) && aligned<N>(y) ? n / N : 0;
+  GPUNET_LOOP(i, packs) {
+    const Pack<T, N> a = load_pack<N>(x, i);
+    Pack<R, N> result;
+    for (int k = 0; k < N; ++k) store(result.v, k, f(load(a.v, k)));
+    store_pack<N>(y, i, result);
+  }
+  GPUNET_LOOP(j, n - packs * N) {
+    const int64 i = packs * N + j;
+    store(y, i, f(load(x, i)));
+  }
+}
+
+// y[i] = f(a[i], b[i]). y may be a or b.
+template <typename T, typename R, typename F>
+__device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
+  constexpr int N = pack_size<T, R>();
+  const int64 packs = aligned<N>(a) && aligned<N>(b) && aligned<N>(y) ? n / N : 0;
+  GPUNET_LOOP(i, packs) {
+    const Pack<T, N> p = load_pack<N>(a, i), q = load_pack<N>(b, i);
+    Pack<R, N> result;
+    for (int k = 0; k < N; ++k) store(result.v, k, f(load(p.v, k), load(q.v, k)));
+    store_pack<N>(y, i, result);
+  }
+  GPUNET_LOOP(j, n - packs * N) {
+    const int64 i = packs * N + j;
+    store(y, i, f(load(a, i), load(b, i)));
+  }
+}
+
+// A functor of one or two numbers, and its kernels for each floating point type: NAME_f32, NAME_f16, NAME_f64.
+#define GPUNET_UNARY_KERNEL(NAME, S, T) \
+  extern "C" __global__ void NAME##_##S(const T* x, T* y, int64 n) { map(x, y, n, NAME##_op()); }
+#define GPUNET_UNARY_OP(NAME, EXPRESSION)            \
+  struct NAME##_op {                                 \
+    template <typename C>                            \
+    __device__ C operator()(C x) const {             \
+      return EXPRESSION;                             \
+    }                                                \
+  };
+#define GPUNET_UNARY(NAME, EXPRESSION)        \
+  GPUNET_UNARY_OP(NAME, EXPRESSION)           \
+  GPUNET_UNARY_KERNEL(NAME, f32, float)       \
+  GPUNET_UNARY_KERNEL(NAME, f16, float16)     \
+  GPUNET_UNARY_KERNEL(NAME, f64, double)
+
+#define GPUNET_BINARY_KERNEL(NAME, S, T) \
+  extern "C" __global__ void NAME##_##S(const T* a, const T* b, T* y, int64 n) { map2(a, b, y, n, NAME##_op()); }
+#define GPUNET_BINARY_OP(NAME, A, B, EXPRESSION)     \
+  struct NAME##_op {                                 \
+    template <typename C>                            \
+    __device__ C operator()(C A, C B) const {        \
+      return EXPRESSION;                             \
+    }                                                \
+  };
+#define GPUNET_BINARY(NAME, A, B, EXPRESSION)  \
+  GPUNET_BINARY_OP(NAME, A, B, EXPRESSION)     \
+  GPUNET_BINARY_KERNEL(NAME, f32, float)       \
+  GPUNET_BINARY_KERNEL(NAME, f16, float16)     \
+  GPUNET_BINARY_KERNEL(NAME, f64, double)
