@@ -40,6 +40,14 @@ def rows(count: int, width: int) -> Grid:
     return max(1, min(count, MAX_BLOCKS)), threads
 
 
+def one_block(count: int) -> Grid:
+    """(1, threads) for kernels in which a single block reduces ``count`` elements."""
+    threads = 32
+    while threads < min(count, 1024):
+        threads *= 2
+    return 1, threads
+
+
 def prepare(
     ctx: KernelContext,
     kernel: Kernel,
