@@ -96,7 +96,7 @@ def plan_rows(window: Window, batch: int, channels: int, filters: int, dtype: np
     return RowPlan(window, batch, channels, filters, compute, images, tile, rows, step)
 
 
-def _gather_views(plan: RowPlan, columns: Array, images: Array) -> list[tuple[Array, Array]]:
+def gather_views(plan: RowPlan, columns: Array, images: Array) -> list[tuple[Array, Array]]:
     """Pairs (columns, images) of equal shape; ``images`` are a block of shape (channel, image, *space)."""
     window = plan.window
     pairs = []
@@ -178,7 +178,7 @@ def bind_rows(
             targets = as_strided(
                 matrices, split, (matrices.strides[0], matrices.strides[1] * plan.tile, *matrices.strides[1:])
             )
-            pairs = _gather_views(plan, columns, channels_first[:, first:last])
+            pairs = gather_views(plan, columns, channels_first[:, first:last])
             padded = sum(c.size for c, _ in pairs) < columns.size
             steps.append((flat, padded, pairs, products, targets, matrices, stacked, results))
         lanes.append(_lane(steps, tiles, bias))

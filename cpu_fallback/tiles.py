@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from gpunet.cpu_fallback.columns import Layout, Spread, Stack, needs_stacking, spread_blocks, stack_blocks
 from gpunet.cpu_fallback.lanes import LANES, largest_divisor, run_lanes, tile_rows
-from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
+from gpunet.cpu_fallback.rows import RowPlan, bind_rows, gather_views, order_filters, plan_rows
 from gpunet.specs import TensorSpec, spec
 
 Array = npt.NDArray[Any]
@@ -80,14 +82,14 @@ def plan_tiles(layout: Layout) -> TilePlan | None:
     block = max(1, min(layout.batch // LANES, _POSITIONS // window.positions))
     positions = block * window.positions
     filters = largest_divisor(layout.filters, 32)
-    part = tile_rows(elements, filters, positions)
+    rows = _backward_rows(layout)
+    wide = elements // window.kernel[0] if _slides(layout, rows) else elements
+    part = tile_rows(wide, filters, positions)
     back_positions = largest_divisor(positions, 256)
     back_elements = tile_rows(elements, layout.filters, back_positions)
     if min(filters, part) < _LEAST_TILE or min(back_elements, back_positions) < _LEAST_TILE:
         return None
-    return TilePlan(
-        replace(layout, block=block), filters, part, back_elements, back_positions, _backward_rows(layout)
-    )
+    return TilePlan(replace(layout, block=block), filters, part, back_elements, back_positions, rows)
 
 
 def _tiles(matrix: Array, rows: int, columns: int) -> Array:
@@ -99,9 +101,9 @@ def _tiles(matrix: Array, rows: int, columns: int) -> Array:
 class _Step(NamedTuple):
     """Views that serve one block of images."""
 
-    spread: Spread
-    stack: Stack
-    gradients: Array  #: dY in tiles (filters x positions), for dW
+    gather: Callable[[], None]  #: copies images into the columns, and dY where it has to be stacked
+    matrix: Array  #: dY (filters x positions)
+    gradients: Array  #: dY in tiles, for dW
     columns: Array  #: columns^T in tiles (positions x elements)
     back: Spread | None  #: the columns of dX, in the memory of those of X
     narrow_gradients: Array  #: dY in tiles for dX
@@ -122,8 +124,8 @@ def _steps(
         narrow = largest_divisor(positions, plan.back_positions)
         steps.append(
             _Step(
-                spread,
-                stack,
+                functools.partial(_gather, spread, stack),
+                gradients,
                 _tiles(gradients, plan.filters, positions),
                 _tiles(columns, plan.elements, positions).transpose(1, 0, 3, 2),
                 back,
@@ -132,6 +134,68 @@ def _steps(
             )
         )
     return steps
+
+
+def _gather(spread: Spread, stack: Stack) -> None:
+    if stack.copy is not None:
+        np.copyto(stack.copy, stack.outputs, casting="same_kind")
+    spread.gather()
+
+
+def _slides(layout: Layout, rows: RowPlan | None) -> bool:
+    """Whether the columns of neighbouring rows of outputs overlap, so that each row is spread once for all."""
+    window = layout.window
+    return rows is not None and window.kernel[0] > 1 and window.dilation[0] == 1
+
+
+def _sliding_steps(plan: TilePlan, lane: int, memory: Sequence[Array], x: Array, dy: Array) -> list[_Step]:
+    """Steps on columns (*kernel[1:], channel, row, image, *output[1:]), shifted by a row for each kernel[0]."""
+    layout, window = plan.layout, plan.layout.window
+    height, rest = window.output[0], math.prod(window.output[1:])
+    rows = height + window.kernel[0] - 1
+    wide = math.prod(window.kernel[1:]) * layout.channels
+    sizes = RowPlan(
+        window, layout.batch, layout.channels, layout.filters, layout.dtype, layout.block, 1, rows, 1
+    )
+    steps = []
+    for first, last in list(layout.blocks())[lane::LANES]:
+        count = last - first
+        row = count * rest
+        flat = memory[0][: wide * rows * row]
+        columns = flat.reshape(*window.kernel[1:], layout.channels, rows, count, *window.output[1:])
+        pairs = gather_views(sizes, np.moveaxis(columns, window.rank, 0), np.moveaxis(x[first:last], 1, 0))
+        padded = sum(c.size for c, _ in pairs) < columns.size
+        if count == 1 and dy.flags.c_contiguous and dy.dtype == layout.dtype:
+            matrix = dy[first].reshape(layout.filters, height * row)
+        else:
+            matrix = memory[1][: layout.filters * height * row].reshape(layout.filters, height * row)
+            stacked = matrix.reshape(layout.filters, height, count, *window.output[1:])
+            pairs.append((stacked, np.moveaxis(dy[first:last], 0, 2)))
+        size = flat.itemsize
+        shifted = as_strided(
+            flat,
+            (window.kernel[0], 1, wide // plan.elements, height * row, plan.elements),
+            (row * size, 0, plan.elements * rows * row * size, size, rows * row * size),
+        )
+        steps.append(
+            _Step(
+                functools.partial(_gather_rows, flat if padded else None, pairs),
+                matrix,
+                _tiles(matrix, plan.filters, height * row),
+                shifted,
+                None,
+                matrix,
+                matrix,
+            )
+        )
+    return steps
+
+
+def _gather_rows(unclean: Array | None, pairs: list[tuple[Array, Array]]) -> None:
+    if unclean is not None:
+        unclean.fill(0)
+    for copy, original in pairs:
+        np.copyto(copy, original, casting="same_kind")
 
 
 def bind_tiles(
@@ -145,33 +209,41 @@ def bind_tiles(
     scratch: tuple[Array, ...],
 ) -> Callable[[], None]:
     """Each lane sums dW and db over its own images; the sums are added at the end."""
-    layout = plan.layout
+    layout, window = plan.layout, plan.layout.window
     ordered, *rest = scratch
     memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]
     back = dx if plan.rows is None else None
-    steps = [_steps(plan, lane, memory[lane], x, dy, back) for lane in range(LANES)]
+    sliding = _slides(layout, plan.rows)
+    if sliding:
+        steps = [_sliding_steps(plan, lane, memory[lane], x, dy) for lane in range(LANES)]
+    else:
+        steps = [_steps(plan, lane, memory[lane], x, dy, back) for lane in range(LANES)]
     rows = []
     if plan.rows is not None and dx is not None:
         rows = bind_rows(plan.rows, dy, dx, ordered, None, [(m[0], m[1]) for m in memory])
-    elements = layout.window.taps * layout.channels
+    elements = window.taps * layout.channels
+    work = 2 * layout.batch * dw.size * window.positions
 
-    work = 2 * layout.batch * dw.size * layout.window.positions
+    def part_tiles(part: Array) -> Array:
+        if not sliding:
+            return _tiles(part, plan.filters, plan.elements)
+        split = part.reshape(
+            -1, plan.filters, window.kernel[0], elements // window.kernel[0] // plan.elements, plan.elements
+        )
+        return split.transpose(2, 0, 3, 1, 4)
 
     def run_lane(lane: int, filters: Array) -> None:
         _, _, total, part, bias_total, bias_part = memory[lane]
         total_matrix, part_matrix = (m.reshape(layout.filters, elements) for m in (total, part))
         total.fill(0)
         bias_total.fill(0)
-        part_tiles = _tiles(part_matrix, plan.filters, plan.elements)
+        products = part_tiles(part_matrix)
         for step in steps[lane]:
-            outputs, copy, matrices = step.stack
-            if copy is not None:
-                np.copyto(copy, outputs, casting="same_kind")
-            step.spread.gather()
-            np.matmul(step.gradients, step.columns, out=part_tiles)
+            step.gather()
+            np.matmul(step.gradients, step.columns, out=products)
             np.add(total_matrix, part_matrix, out=total_matrix)
             if db is not None:
-                np.add.reduce(matrices[0], axis=1, out=bias_part)
+                np.add.reduce(step.matrix, axis=1, out=bias_part)
                 np.add(bias_total, bias_part, out=bias_total)
             if step.back is not None:
                 # The columns of X are not needed any more: their memory takes those of dX.
@@ -193,7 +265,8 @@ def bind_tiles(
         for other in others:
             np.add(first[2], other[2], out=first[2])
             np.add(first[4], other[4], out=first[4])
-        np.copyto(dw, first[2].reshape(dw.shape), casting="same_kind")
+        total = first[2].reshape(layout.filters, *window.kernel, layout.channels) if sliding else first[2]
+        np.copyto(dw, np.moveaxis(total, -1, 1) if sliding else total.reshape(dw.shape), casting="same_kind")
         if db is not None:
             np.copyto(db, first[4], casting="same_kind")
 
