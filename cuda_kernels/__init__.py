@@ -11,6 +11,7 @@ from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
+from gpunet.cuda_kernels import softmax as softmax
 from gpunet.cuda_kernels import total as total
 from gpunet.cuda_kernels import unary as unary
 from gpunet.cuda_kernels import variadic as variadic

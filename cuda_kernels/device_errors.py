@@ -1,8 +1,8 @@
 """Errors that kernels find in their data: a label out of range, a negative probability.
 
-A kernel cannot raise. It writes a code, the index of the bad element and its value to a small buffer of the device
-(``report_error`` of include/errors.cuh); whoever copies results to the host looks there and raises. A kernel that checks
-declares ``uint64* errors, uint64 code`` among its parameters, and its launcher passes
+A kernel cannot raise. It writes a code, the index of the bad element and its value to a small buffer of the
+device (``report_error`` of include/errors.cuh); whoever copies results to the host looks there and raises. A
+kernel that checks declares ``uint64* errors, uint64 code`` among its parameters, and its launcher passes
 ``*device_errors.report(ctx, "label {index} is {value}, wanted ...")``.
 """
 
@@ -52,9 +52,9 @@ class DeviceErrors:
         return self.buffer, found
 
     def check(self, stream: Stream) -> None:
-        """Waits for ``stream`` and raises :class:`KernelError`, located at its operator, if a kernel reported one.
+        """Waits for ``stream`` and raises :class:`KernelError` if a kernel reported an error.
 
-        The error is raised once.
+        It is located at the operator, and raised once.
         """
         if self.buffer is None or stream.capturing:
             return
@@ -77,8 +77,9 @@ def report(ctx: KernelContext, message: str, *, columns: int = 1) -> tuple[Buffe
 
     Args:
         ctx: the context of the operator.
-        message: what :class:`KernelError` says, with ``{index}``, ``{value}`` (an integer) or ``{real}`` (a number with a
-            fraction), and ``{row}`` and ``{column}`` where the index is that of an element of a matrix.
+        message: what :class:`KernelError` says, with ``{index}``, ``{value}`` (an integer) or ``{real}`` (a
+            number with a fraction), and ``{row}`` and ``{column}`` where the index is that of an element of a
+            matrix.
         columns: of that matrix.
     """
     errors: DeviceErrors = ctx.backend.errors
@@ -86,7 +87,7 @@ def report(ctx: KernelContext, message: str, *, columns: int = 1) -> tuple[Buffe
 
 
 def check(backend: Any, source: Buffer, stream: Stream) -> None:
-    """To be called by backends behind a copy of ``source`` to the host: raises what kernels reported until then."""
+    """To be called by backends behind a copy of ``source`` to the host: raises what kernels reported."""
     errors: DeviceErrors = backend.errors
     if source is not errors.buffer:
         errors.check(stream)
