@@ -143,13 +143,13 @@ def _gather(spread: Spread, stack: Stack) -> None:
 
 
 def _slides(layout: Layout, rows: RowPlan | None) -> bool:
-    """Whether the columns of neighbouring rows of outputs overlap, so that each row is spread once for all."""
+    """Whether the columns of neighbouring rows of outputs overlap: each row is then spread once for all."""
     window = layout.window
     return rows is not None and window.kernel[0] > 1 and window.dilation[0] == 1
 
 
 def _sliding_steps(plan: TilePlan, lane: int, memory: Sequence[Array], x: Array, dy: Array) -> list[_Step]:
-    """Steps on columns (*kernel[1:], channel, row, image, *output[1:]), shifted by a row for each kernel[0]."""
+    """Steps on columns (*kernel[1:], channel, row, image, *output[1:]), a row further for each kernel[0]."""
     layout, window = plan.layout, plan.layout.window
     height, rest = window.output[0], math.prod(window.output[1:])
     rows = height + window.kernel[0] - 1
