@@ -77,7 +77,6 @@ def _torch() -> ModuleType | None:
         import torch
     except ImportError:
         return None
-    torch.set_num_threads(2)
     module: ModuleType = torch
     return module
 

@@ -84,10 +84,12 @@ def _resident(field: str) -> int:
 def _probe(kind: str, number: int) -> tuple[int, int]:
     """Bytes at the peak, and bytes of all tensors."""
     case = training.CASES[number]
-    training.make_model(case)  # What Python allocates once, for modules and caches.
-    training.batch(case)
     if kind == "allocated":
+        # What Python allocates once in a process, for modules and caches, is not the step's.
+        training.start(case._replace(batch=1))[-1]()
         tracemalloc.start()
+    else:
+        training.make_model(case)
     before = tracemalloc.get_traced_memory()[0] if kind == "allocated" else _resident("VmRSS")
     _, workspace, step = training.start(case)
     if kind == "allocated":
