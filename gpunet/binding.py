@@ -192,7 +192,7 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
 
 def _copy_step(item: Item, source: Any, target: Any, stream: Stream | None) -> Step:
     if isinstance(target, Buffer):
-        function = partial(target.backend.copy_in, target, source, stream)
+        function = partial(target.backend.copy_in, target, source, stream or target.backend.stream)
     else:
         function = partial(source.backend.copy_out, target, source, source.backend.stream)
     return Step(function, (), item.node, item.lane, item.waits, stream)

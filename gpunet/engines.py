@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -108,7 +109,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
 
     def run() -> None:
         state = _Run(signalled)
-        jobs = [POOL.start(lambda items=items: work(state, items)) for items in others]
+        jobs = [POOL.start(partial(work, state, items)) for items in others]
         work(state, mine)
         for job in jobs:
             job.wait()

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from gpunet.devices import Device
 from gpunet.graph import Value
-from gpunet.schedule import Schedule
+from gpunet.schedule import Lane, Schedule
 from gpunet.storage import Storage
 
 #: Offsets are multiples of this: what vector loads and cuDNN want.
@@ -40,13 +43,15 @@ class MemoryPlan:
 
 @dataclass(eq=False)
 class _Life:
-    """When a storage is in use: the items that touch it, as positions and as a bit set."""
+    """When a storage is in use: positions of the items that touch it first and last, and last in each
+    lane.
+    """
 
     storage: Storage
-    first: int
-    touched: list[int]
     size: int
-    mask: int = 0
+    first: int
+    last: int
+    ends: list[int]
 
 
 def plan(schedule: Schedule, places: dict[Value, Storage], *, share: bool = True) -> MemoryPlan:
@@ -54,14 +59,16 @@ def plan(schedule: Schedule, places: dict[Value, Storage], *, share: bool = True
     ``share``.
     """
     lives: dict[Storage, _Life] = {}
+    numbers = {lane: number for number, lane in enumerate(schedule.lanes)}
     for index, item in enumerate(schedule.items):
         for value in (*item.node.inputs, *item.node.outputs):
             storage = places[value]
             if storage.internal:
-                size = -(-storage.nbytes // ALIGNMENT) * ALIGNMENT
-                life = lives.setdefault(storage, _Life(storage, index, [], size))
-                if not life.touched or life.touched[-1] != index:
-                    life.touched.append(index)
+                life = lives.get(storage)
+                if life is None:
+                    size = -(-storage.nbytes // ALIGNMENT) * ALIGNMENT
+                    life = lives[storage] = _Life(storage, size, index, index, [-1] * len(numbers))
+                life.last = life.ends[numbers[item.lane]] = index
     result = MemoryPlan()
     for device in dict.fromkeys(life.storage.device for life in lives.values()):
         chosen = [life for life in lives.values() if life.storage.device == device]
@@ -84,44 +91,46 @@ def _stack(lives: Sequence[_Life], offsets: dict[Storage, int]) -> int:
 
 def _place(schedule: Schedule, lives: Sequence[_Life], offsets: dict[Storage, int]) -> int:
     """Fills in ``offsets`` and returns the size of the arena."""
-    single = len({item.lane for item in schedule.items}) == 1
-    for life in lives:
-        for index in life.touched:
-            life.mask |= 1 << index
-    placed: list[tuple[int, int, _Life]] = []
+    chosen = sorted(lives, key=lambda life: (-life.size, life.first))
+    ends = np.array([life.ends for life in chosen]).reshape(len(chosen), len(schedule.lanes))
+    # What has run when the first item of each life begins: everything before it in its own lane, and what
+    # that knows.
+    starts = _clocks_before(schedule, [life.first for life in chosen])
+    places = np.zeros((len(chosen), 2), dtype=np.int64)
     size = 0
-    for life in sorted(lives, key=lambda item: (-item.size, item.first)):
+    for number, life in enumerate(chosen):
+        earlier = (ends[:number] <= starts[number]).all(axis=1)
+        later = (ends[number] <= starts[:number]).all(axis=1)
+        blocked = places[:number][~(earlier | later)]
         offset = 0
-        for start, end, other in placed:
-            if start < offset + life.size and offset < end and _overlap(schedule, life, other, single):
-                offset = end
-            # ``placed`` is sorted by start, so a later one cannot leave a gap below the offset.
-            elif start >= offset + life.size:
+        for start, stop in blocked[np.argsort(blocked[:, 0], kind="stable")]:
+            if start >= offset + life.size:
                 break
+            offset = max(offset, int(stop))
         offsets[life.storage] = offset
-        placed.append((offset, offset + life.size, life))
-        placed.sort(key=lambda entry: entry[0])
+        places[number] = offset, offset + life.size
         size = max(size, offset + life.size)
     return size
 
 
-def _overlap(schedule: Schedule, a: _Life, b: _Life, single: bool) -> bool:
-    if single:
-        return a.first <= b.touched[-1] and b.first <= a.touched[-1]
-    return not (_ends_before(schedule, a, b) or _ends_before(schedule, b, a))
-
-
-def _ends_before(schedule: Schedule, a: _Life, b: _Life) -> bool:
-    """Whether everything that touches ``a`` has run before ``b`` is first written."""
-    earlier = schedule.before[b.first] & ~(1 << b.first)
-    return a.mask & ~earlier == 0
+def _clocks_before(schedule: Schedule, positions: Sequence[int]) -> npt.NDArray[np.int64]:
+    """For each item, and each lane, the last item that has run when it begins."""
+    table = schedule.clocks[list(positions)].copy()
+    previous: dict[Lane, int] = {}
+    before = []
+    for index, item in enumerate(schedule.items):
+        before.append(previous.get(item.lane, -1))
+        previous[item.lane] = index
+    for row, position in enumerate(positions):
+        table[row, schedule.lanes.index(schedule.items[position].lane)] = before[position]
+    return table
 
 
 def _peak(lives: Sequence[_Life], count: int) -> int:
     change = [0] * (count + 1)
     for life in lives:
         change[life.first] += life.size
-        change[life.touched[-1] + 1] -= life.size
+        change[life.last + 1] -= life.size
     live = peak = 0
     for step in change:
         live += step

@@ -58,7 +58,8 @@ class Race:
 
     def __str__(self) -> str:
         def side(record: Record, access: Access) -> str:
-            return f"{record.label} ({record.lane}) {'writes' if access.write else 'reads'} {access.name or 'memory'!r}"
+            verb = "writes" if access.write else "reads"
+            return f"{record.label} ({record.lane}) {verb} {access.name or 'memory'!r}"
 
         start = max(self.first_access.start, self.second_access.start)
         stop = min(self.first_access.stop, self.second_access.stop)
@@ -71,7 +72,7 @@ def find_races(records: Sequence[Record]) -> list[Race]:
 
     Raises ValueError for a wait on a record that is not listed before.
     """
-    before = _ordered_before(records)
+    clocks = _clocks(records)
     accesses = sorted(
         (
             (a.space, a.start, a.stop, index, a)
@@ -93,25 +94,28 @@ def find_races(records: Sequence[Record]) -> list[Race]:
             low, high = sorted((index, other[3]))
             pair = (access, other[4]) if index == low else (other[4], access)
             key = (low, high, pair[0].name, pair[1].name)
-            if key not in seen and not before[high] >> low & 1:
+            if key not in seen and clocks[high].get(records[low].lane, -1) < low:
                 seen.add(key)
                 races.append(Race(records[low], records[high], *pair))
         active.append(entry)
     return races
 
 
-def _ordered_before(records: Sequence[Record]) -> list[int]:
-    """For each record, as a bit set, all that have ended when it begins."""
+def _clocks(records: Sequence[Record]) -> list[dict[Hashable, int]]:
+    """For each record, the last record of each lane that has ended when it begins: since a lane runs in
+    order, all that is known.
+    """
     last: dict[Hashable, int] = {}
-    result: list[int] = []
+    result: list[dict[Hashable, int]] = []
     for index, record in enumerate(records):
-        known = 0
+        known: dict[Hashable, int] = {}
         for earlier in _predecessors(record, last.get(record.lane)):
             if not 0 <= earlier < index:
                 raise ValueError(
                     f"record {index} ({record.label}) waits for record {earlier}, wanted an earlier one"
                 )
-            known |= result[earlier] | 1 << earlier
+            for lane, position in (*result[earlier].items(), (records[earlier].lane, earlier)):
+                known[lane] = max(position, known.get(lane, -1))
         result.append(known)
         last[record.lane] = index
     return result

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from gpunet.devices import CPU, Device
 from gpunet.graph import Node
 from gpunet.specs import TensorSpec
@@ -50,20 +53,18 @@ class Schedule:
 
     Attributes:
         items: one for each node.
-        before: for each item, as a bit set, all items that have run when it runs, itself included.
+        lanes: the lanes that have any item, in the order of their first.
+        clocks: for each item and lane, the position of the last item of that lane that has run when the item
+            has run; -1 for none. Since a lane runs in order, this says all that happens before the item.
     """
 
     items: tuple[Item, ...]
-    before: tuple[int, ...]
-
-    @property
-    def lanes(self) -> list[Lane]:
-        """The lanes that have any item, in the order of their first."""
-        return list(dict.fromkeys(item.lane for item in self.items))
+    lanes: tuple[Lane, ...]
+    clocks: npt.NDArray[np.int64]
 
     def ordered(self, first: int, second: int) -> bool:
         """Whether item ``first`` has run whenever item ``second`` runs."""
-        return bool(self.before[second] >> first & 1)
+        return bool(self.clocks[second, self.lanes.index(self.items[first].lane)] >= first)
 
 
 def seconds(node: Node) -> float:
@@ -105,21 +106,24 @@ def schedule(nodes: Sequence[Node], needed: Sequence[set[int]], lanes: dict[str,
 
 def order(nodes: Sequence[Node], lanes: Sequence[Lane], needed: Sequence[set[int]]) -> Schedule:
     """The schedule for chosen lanes: waits only where nothing else orders two items already."""
+    numbers = {lane: number for number, lane in enumerate(dict.fromkeys(lanes))}
     last: dict[Lane, int] = {}
-    before: list[int] = []
+    clocks: list[list[int]] = []
     items = []
     for index, (node, lane) in enumerate(zip(nodes, lanes, strict=True)):
-        known = before[last[lane]] if lane in last else 0
+        known = list(clocks[last[lane]]) if lane in last else [-1] * len(numbers)
         waits = []
         # Latest first: what it waits for has often waited for the others.
         for dependency in sorted(needed[index], reverse=True):
-            if not known >> dependency & 1:
+            if known[numbers[lanes[dependency]]] < dependency:
                 waits.append(dependency)
-                known |= before[dependency]
+                known = [max(pair) for pair in zip(known, clocks[dependency], strict=True)]
         items.append(Item(node, lane, tuple(sorted(waits))))
-        before.append(known | 1 << index)
+        known[numbers[lane]] = index
+        clocks.append(known)
         last[lane] = index
-    return Schedule(tuple(items), tuple(before))
+    table = np.array(clocks, dtype=np.int64).reshape(len(items), len(numbers))
+    return Schedule(tuple(items), tuple(numbers), table)
 
 
 def is_host_work(node: Node) -> bool:

@@ -175,14 +175,19 @@ class Workspace:
     def run(self, name: str | Net, n: int = 1) -> None:
         """Runs a created net ``n`` times. Raises :class:`NetError` if there is none of this name."""
         key = name.name if isinstance(name, Net) else name
-        program = self._programs.get(key)
-        if program is None:
-            known = ", ".join(map(repr, sorted(self._programs))) or "none"
-            raise NetError(f"there is no net named {key!r}, wanted one that was created: {known}")
+        program = self.program(key)
         if n < 0:
             raise NetError(f"net {key!r} was to run {n} times, wanted 0 or more")
         for _ in range(n):
             self._run(program)
+
+    def program(self, name: str) -> Program:
+        """The compiled form of a created net; raises :class:`NetError` if there is none of this name."""
+        program = self._programs.get(name)
+        if program is None:
+            known = ", ".join(map(repr, sorted(self._programs))) or "none"
+            raise NetError(f"there is no net named {name!r}, wanted one that was created: {known}")
+        return program
 
     def nets(self) -> list[str]:
         """Names of the nets that were created, sorted."""

@@ -1,0 +1,236 @@
+"""Engines, memory plans and schedules: equal results, no races, errors that win, memory near its lower
+bound.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import gpunet
+from gpunet.definitions import make_operator
+from gpunet.errors import BlobError, KernelError, NetError
+from gpunet.memory_plan import plan
+from gpunet.proto import NetDef, OperatorDef
+from gpunet.races import find_races
+from gpunet.records import check_races, records_of
+
+
+def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
+    return make_operator(type, inputs.split(), outputs.split(), **args)
+
+
+@st.composite
+def nets(draw: st.DrawFn) -> NetDef:
+    """Random graphs of cheap operators: shared inputs, several uses, in-place writes, blobs written again."""
+    blobs = ["x0", "x1", "x2"]
+    net = NetDef(name="random", external_input=blobs)
+    pick = lambda: draw(st.sampled_from(blobs))  # noqa: E731
+    for number in range(draw(st.integers(1, 24))):
+        kind = draw(
+            st.sampled_from(["Relu", "Tanh", "Sigmoid", "Add", "Mul", "Sum", "Scale", "inplace", "again"])
+        )
+        name = f"y{number}"
+        if kind == "inplace":
+            target = pick()
+            net.op.append(op("Tanh", target, target))
+            continue
+        if kind == "again":
+            net.op.append(op("Add", f"{pick()} {pick()}", f"{name}"))
+            net.op.append(op("Relu", name, name))
+        elif kind in ("Add", "Mul"):
+            net.op.append(op(kind, f"{pick()} {pick()}", name))
+        elif kind == "Sum":
+            net.op.append(op(kind, " ".join(pick() for _ in range(draw(st.integers(1, 4)))), name))
+        elif kind == "Scale":
+            net.op.append(op(kind, pick(), name, scale=0.5))
+        else:
+            net.op.append(op(kind, pick(), name))
+        blobs.append(name)
+    net.external_output.extend(
+        draw(st.lists(st.sampled_from(blobs[3:] or ["x0"]), min_size=1, max_size=3, unique=True))
+    )
+    return net
+
+
+def outcome(net: NetDef, **options) -> tuple[dict[str, np.ndarray], gpunet.Workspace]:
+    ws = gpunet.Workspace("cpu")
+    for i in range(3):
+        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 5)).astype(np.float32))
+    ws.create(net, **options)
+    ws.run(net.name, 2)
+    names = [*net.external_output, "x0", "x1", "x2"]
+    return {name: ws.fetch(name) for name in names}, ws
+
+
+@hypothesis.given(nets())
+@hypothesis.settings(max_examples=60)
+def test_every_engine_gives_the_same_bits(net):
+    want, _ = outcome(net, keep=[o for d in net.op for o in d.output], without=["memory_plan"])
+    for engine in ("simple", "async_scheduling"):
+        for workers in (1, 2, 4):
+            for without in ((), ("memory_plan",)):
+                got, ws = outcome(net, engine=engine, workers=workers, without=without)
+                for name, value in want.items():
+                    np.testing.assert_array_equal(
+                        got[name], value, err_msg=f"{name} with {engine} {workers} {without}"
+                    )
+                assert not check_races(ws.program(net.name))
+
+
+def branches(count: int = 4) -> NetDef:
+    ops = []
+    for b in range(count):
+        ops += [op("Tanh", "x", f"a{b}"), op("Relu", f"a{b}", f"b{b}"), op("Sigmoid", f"b{b}", f"c{b}")]
+    ops.append(op("Sum", " ".join(f"c{b}" for b in range(count)), "y"))
+    return NetDef(name="branches", op=ops, external_input=["x"], external_output=["y"])
+
+
+def ran(net: NetDef, shape: tuple[int, ...] = (64, 1024), **options) -> gpunet.Workspace:
+    ws = gpunet.Workspace("cpu")
+    ws.feed("x", np.ones(shape, dtype=np.float32))
+    ws.create(net, **options)
+    ws.run(net.name)
+    return ws
+
+
+def test_branches_run_in_lanes_of_their_own():
+    (segment,) = ran(branches(), engine="async_scheduling", workers=2).program("branches").segments()
+    assert len(segment.compiled.schedule.lanes) == 2
+    waits = sum(len(item.waits) for item in segment.compiled.schedule.items)
+    assert 1 <= waits <= 4, "only the edges that cross lanes are waited for"
+
+
+def test_a_missing_wait_is_a_race():
+    (segment,) = ran(branches(), engine="async_scheduling", workers=2).program("branches").segments()
+    good = records_of(segment)
+    assert not find_races(good)
+    waiting = max(range(len(good)), key=lambda i: len(good[i].waits))
+    broken = [*good]
+    broken[waiting] = type(good[waiting])(good[waiting].lane, good[waiting].label, (), good[waiting].accesses)
+    found = find_races(broken)
+    assert found
+    assert any("Sum" in str(race) and "no fixed order" in str(race) for race in found)
+
+
+def test_memory_that_is_reused_too_early_is_a_race():
+    """Two values that are live at once, put in the same place: seen with one lane's schedule used for
+    another's plan.
+    """
+    ws = ran(branches(), engine="async_scheduling", workers=2)
+    (segment,) = ws.program("branches").segments()
+    compiled = segment.compiled
+    offsets = compiled.memory.offsets
+    biggest = sorted(offsets, key=lambda s: offsets[s])
+    records = records_of(segment)
+    places = {v: s for v, s in compiled.places.items() if s.internal}
+    first, last = biggest[0], biggest[-1]
+    shift = offsets[last] - offsets[first]
+    moved = {v.name for v, s in places.items() if s is last}
+    assert shift > 0
+    assert moved
+    broken = [
+        type(r)(
+            r.lane,
+            r.label,
+            r.waits,
+            tuple(
+                type(a)(a.space, a.start - shift, a.stop - shift, a.write, a.name) if a.name in moved else a
+                for a in r.accesses
+            ),
+        )
+        for r in records
+    ]
+    assert find_races(broken)
+
+
+def test_planned_memory_is_near_its_lower_bound():
+    ops = [op("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(20)]
+    net = NetDef(name="chain", op=ops, external_input=["x"], external_output=["x20"])
+    (segment,) = ran(net).program("chain").segments()
+    memory = segment.compiled.memory
+    (device,) = memory.arenas
+    assert memory.unplanned[device] == 19 * 64 * 1024 * 4
+    assert memory.arenas[device] == memory.lower_bound[device] == 2 * 64 * 1024 * 4
+    unshared = plan(segment.compiled.schedule, segment.compiled.places, share=False)
+    assert unshared.arenas[device] == unshared.unplanned[device]
+
+
+def test_blobs_that_are_not_kept_say_so():
+    ws = ran(branches())
+    with pytest.raises(BlobError, match=r"blob 'a0' is internal to net 'branches'.*keep=\['a0'\]"):
+        ws.fetch("a0")
+    ws = ran(branches(), keep=["y", "a0"])
+    assert ws.fetch("a0").shape == (64, 1024)
+
+
+def test_the_first_error_wins_and_leaves_the_workspace_usable():
+    net = branches()
+    net.op.insert(2, op("LabelCrossEntropy", "x label", "l"))
+    net.external_input.append("label")
+    net.external_output.append("l")
+    ws = gpunet.Workspace("cpu")
+    ws.feed("x", np.full((4, 4), 0.25, dtype=np.float32))
+    ws.create(net, engine="dag", workers=3)
+    ws.feed("label", np.array([0, 1, 2, 99], dtype=np.int32))
+    for _ in range(3):
+        with pytest.raises(KernelError, match=r"\[LabelCrossEntropy\] op 2 'l' in net 'branches'.*99"):
+            ws.run(net.name)
+    ws.feed("label", np.array([0, 1, 2, 3], dtype=np.int32))
+    ws.run(net.name)
+    assert ws.fetch("y").shape == (4, 4)
+
+
+def test_num_workers_and_type_of_the_net_choose():
+    net = branches()
+    net.type, net.num_workers = "dag", 3
+    program = ran(net).program("branches")
+    assert (program.options.engine, program.options.workers) == ("async_scheduling", 3)
+    with pytest.raises(NetError, match=r"cannot switch off pass 'nope', wanted one of .*memory_plan"):
+        ran(net, without=["nope"])
+    with pytest.raises(NetError, match="workers is -1"):
+        ran(net, workers=-1)
+
+
+@pytest.mark.parametrize("engine", ["simple", "async_scheduling"])
+def test_shapes_change_and_edge_sizes_run(engine):
+    ws = gpunet.Workspace("cpu")
+    ws.create(branches(), engine=engine, workers=2)
+    for shape in [(4, 4), (0, 3), (7, 9), (4, 4)]:
+        ws.feed("x", np.ones(shape, dtype=np.float32))
+        ws.run("branches")
+        assert ws.fetch("y").shape == shape
+    ws.create(NetDef(name="empty"), engine=engine)
+    ws.run("empty")
+
+
+@pytest.mark.parametrize("engine", ["simple", "async_scheduling"])
+def test_ten_thousand_operators(engine):
+    ops = [op("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(10_000)]
+    net = NetDef(name="long", op=ops, external_input=["x"], external_output=["x10000"])
+    assert ran(net, (2,), engine=engine, workers=2).fetch("x10000").tolist() == [1, 1]
+
+
+def test_training_with_lanes_equals_training_without():
+    def losses(**options) -> list[float]:
+        model = gpunet.zoo.build("lenet", (1, 8, 8), 10) if hasattr(gpunet.zoo, "build") else None
+        model.add_gradients("loss")
+        gpunet.optimizers.SGD(0.05, momentum=0.9).apply(model)
+        ws = gpunet.Workspace("cpu", seed=1)
+        ws.run_once(model.init_net)
+        rng = np.random.default_rng(0)
+        ws.feed("data", rng.normal(size=(16, 1, 8, 8)).astype(np.float32))
+        ws.feed("label", rng.integers(0, 10, 16).astype(np.int32))
+        ws.create(model.net, **options)
+        result = []
+        for _ in range(4):
+            ws.run(model.net)
+            result.append(float(ws.fetch("loss")))
+        assert not check_races(ws.program(model.net.name))
+        return result
+
+    want = losses()
+    assert losses(keep=["loss"]) == want
+    assert losses(engine="async_scheduling", workers=3, keep=["loss"]) == want
