@@ -143,9 +143,9 @@ class SimBackend(backends.Backend):
 
     def record_work(self, on: bool = True) -> list[Record]:
         """Begins, or ends, to record the work that runs; returns the list that it is recorded in, or was."""
-        records = self.executor.records
-        self.executor.records = [] if on else None
-        return (self.executor.records if on else records) or []
+        records: list[Record] | None = [] if on else self.executor.records
+        self.executor.records = records if on else None
+        return [] if records is None else records
 
     # ---- memory ----
 
@@ -157,6 +157,9 @@ class SimBackend(backends.Backend):
         if self.executor.released:
             with library.LOCK:
                 self.executor.reclaim()
+        if self._memory is not None and self._used + nbytes > self._memory:
+            # Queued work keeps its buffers.
+            self.executor.run_until(lambda: not self.executor.busy, raises=False)
         if self._memory is not None and self._used + nbytes > self._memory:
             raise DeviceError(
                 f"out of memory on {self.device}: {nbytes} bytes wanted, "

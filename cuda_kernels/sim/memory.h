@@ -82,8 +82,8 @@ inline void repair(const Block& block) {
 class Heap {
  public:
   uint64_t allocate(uint64_t nbytes) {
-    // Address space costs nothing: guards as wide as the block catch indices that are far off too.
-    Block block = map_block(nbytes, (1 << 20) + nbytes);
+    // Address space costs nothing: wide guards catch indices that are far off too.
+    Block block = map_block(nbytes, (16 << 20) + nbytes);
     if (block.base == 0) return 0;
     std::lock_guard<std::mutex> lock(mutex_);
     blocks_[block.base] = block;

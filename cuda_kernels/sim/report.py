@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels.sim import library
 from gpunet.cuda_kernels.signature import Parameter
+from gpunet.cuda_kernels.sim import library
 from gpunet.errors import KernelError
 
 #: Each pointer parameter of a launch with what was passed for it.
@@ -24,11 +24,10 @@ def describe(kernel: str, module: str, pointers: Pointers) -> KernelError:
     done = {library.READ: "read", library.WRITE: "wrote"}.get(report.access, "accessed")
     match report.kind:
         case library.ACCESS:
-            return KernelError(f"{thread}: {done} {_address(report.address, pointers, text)}")
+            return KernelError(f"{thread}: {done} {_address(report.address, report.access, pointers)}")
         case library.CANARY:
-            return KernelError(
-                f"{place}: {done} {_address(report.address, pointers, text)} (found after the launch)"
-            )
+            where = _address(report.address, report.access, pointers)
+            return KernelError(f"{place}: {done} {where} (found after the launch)")
         case library.SHARED_ACCESS if report.access:
             return KernelError(f"{thread}: {done} {text}")
         case library.SHARED_ACCESS:
@@ -57,38 +56,40 @@ def _triple(numbers: Any) -> str:
     return "({}, {}, {})".format(*numbers)
 
 
-def _address(address: int, pointers: Pointers, text: str) -> str:
+def _address(address: int, access: int, pointers: Pointers) -> str:
     info = library.runtime().find(address)
     buffers = [(p, b) for p, b in pointers if isinstance(b, Buffer)]
-    if info is not None:
-        buffers = [(p, b) for p, b in buffers if info.base <= b.pointer < info.base + info.length]
-        if info.freed:
-            return next(
-                (f"freed buffer {b.name!r} ({b.spec}), argument {p.name!r}" for p, b in buffers),
-                f"a freed block of {info.nbytes} bytes",
-            )
-        if not buffers:
-            side, distance = (
-                ("before", info.pointer - address)
-                if address < info.pointer
-                else ("behind", address - info.pointer - info.nbytes)
-            )
-            return f"memory {distance} bytes {side} a block of {info.nbytes} bytes that is no argument of the launch"
-    else:
+    here = [
+        (p, b) for p, b in buffers if info is not None and info.base <= b.pointer < info.base + info.length
+    ]
+    note = ""
+    if info is not None and info.freed:
+        return next(
+            (f"freed buffer {b.name!r} ({b.spec}), argument {p.name!r}" for p, b in here),
+            f"a freed block of {info.nbytes} bytes",
+        )
+    if address < 2**32:
         null = [p.name for p, b in pointers if b is None]
-        if address < 2**32:
-            which = f" (null are the arguments {', '.join(map(repr, null))})" if null else ""
-            return (
-                f"through a null or misaligned pointer, address {address:#x}{which}"
-                if address == 0
-                else (f"byte {address} behind a null pointer{which}")
-            )
-        if not buffers:
-            return f"address {address:#x}, which is no device memory"
+        which = f" (null are the arguments {', '.join(map(repr, null))})" if null else ""
+        # The address of a fault for a misaligned vector access is not told either.
+        where = f"byte {address} behind a null pointer" if address else "through a null or misaligned pointer"
+        return where + which
+    if info is not None and not here:
+        before = address < info.pointer
+        distance = info.pointer - address if before else address - info.pointer - info.nbytes
+        note = f"{distance} bytes {'before' if before else 'behind'} a block that is no argument"
+    elif info is None:
+        note = f"address {address:#x} is no device memory"
+    if not here and access == library.WRITE:
+        buffers = [(p, b) for p, b in buffers if not p.const]
+    if not buffers:
+        return f"memory: {note}"
+    buffers = here or buffers
+    note = f" ({note}; taken for the nearest one)" if note else ""
     parameter, buffer = min(buffers, key=lambda each: _distance(address, each[1]))
     index = (address - buffer.pointer) // buffer.dtype.itemsize
     valid = f"valid are 0 to {buffer.size - 1}" if buffer.size else "it is empty"
-    return f"element {index} of {argument(parameter, buffer)}: {valid}"
+    return f"element {index} of {argument(parameter, buffer)}: {valid}{note}"
 
 
 def _distance(address: int, buffer: Buffer) -> int:

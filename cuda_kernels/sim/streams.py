@@ -1,7 +1,7 @@
 """Streams of the simulated device: work is only queued, and runs when something waits for it.
 
-Among the streams whose next piece of work may run, one is picked at random, so that two streams are in no order but that
-of their events. The picks depend on the seed only: a failure can be replayed.
+Among the streams whose next piece of work may run, one is picked at random, so that two streams are in no
+order but that of their events. The picks depend on the seed only: a failure can be replayed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ LONGEST_QUEUE: Final = 4096
 
 @dataclass(slots=True)
 class Work:
-    """A piece of queued work. ``run`` does it; ``ranges`` tells the bytes that it reads and those that it writes."""
+    """A piece of queued work.
+
+    ``run`` does it; ``ranges`` tells the bytes that it reads and those that it writes.
+    """
 
     kind: str
     name: str
@@ -38,8 +41,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Record:
-    """What has run: in which stream, what, and the bytes that it read and wrote (what is written may be read too).
+    """What has run: in which stream, what, and the bytes that it read and wrote.
 
+    What is written may be read too.
     ``kind`` is launch, copy, fill, host, record or wait; ``event`` numbers the event of the last two.
     """
 
@@ -60,7 +64,10 @@ class SimEvent(backends.Event):
         self.passed = False
 
     def done(self) -> bool:
-        """Whether all work before has run. A few pieces of ready work may run first, as a GPU goes on meanwhile."""
+        """Whether all work before has run.
+
+        A few pieces of ready work may run first, as a GPU goes on meanwhile.
+        """
         self.executor.progress()
         return self.passed
 
@@ -97,7 +104,7 @@ class SimStream(backends.Stream):
         return event
 
     def wait(self, event: backends.Event) -> None:
-        """Work put into the queue from now on runs after the event, which may be one of another simulated device."""
+        """Work put into the queue from now on runs after the event, also one of another simulated device."""
         if not isinstance(event, SimEvent):
             raise DeviceError(f"a stream of a simulated device cannot wait for a {type(event).__name__}")
         self.put(Work("wait", "", _nothing, event=event))

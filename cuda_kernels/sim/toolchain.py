@@ -1,4 +1,4 @@
-"""Builds CUDA sources and the runtime of the simulated device with a C++ compiler of the host, cached on disk."""
+"""Builds CUDA sources and the simulated device's runtime with a C++ compiler of the host, cached on disk."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FLAGS: Final = (
     *("-ffp-contract=off", "-fno-math-errno", "-w", "-DGPUNET_SIM"),
 )
 MISSING: Final = (
-    "the simulated device needs a C++ compiler: install g++ or clang++ with the system's package manager, or `pip install ziglang`, "
-    "or set GPUNET_SIM_CXX to the command of one"
+    "the simulated device needs a C++ compiler: install g++ or clang++ with the system's package manager, "
+    "or `pip install ziglang`, or set GPUNET_SIM_CXX to the command of one"
 )
 
 
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 
 
 def find() -> Compiler | None:
-    """The compiler: ``GPUNET_SIM_CXX``, else g++, clang++, or the ``ziglang`` package, the first that there is."""
+    """The compiler: ``GPUNET_SIM_CXX``, else the first found of g++, clang++, the package ``ziglang``."""
     return _find(os.environ.get("GPUNET_SIM_CXX"), os.environ.get("PATH"))
 
 
@@ -92,10 +92,10 @@ def build_runtime() -> Path:
 
 
 def build_module(module: str) -> Path:
-    """The shared library of a module of kernels with a launcher ``gpunet_call_<kernel>`` for each declared instance.
+    """The shared library of a module of kernels, with a launcher of each declared instance of its kernels.
 
     Raises:
-        DeviceError: there is no compiler; the source does not compile, or its kernels have other parameters than declared.
+        DeviceError: there is no compiler; the source does not compile; a kernel is not as declared.
     """
     # Linked by its name: the loader takes the one that is loaded already.
     runtime = build_runtime()
@@ -115,9 +115,9 @@ def launchers(module: str) -> str:
             each = [p.strip() for p in parameters.split(",")]
             message = f"kernel '{name}': its parameters in the source are not the declared ({parameters})"
             arguments = ", ".join(f"*({p}*)params[{i}]" for i, p in enumerate(each))
-            # A pointer to a reference cannot be: `const float**` reads as pointer to `const float*`, as wanted.
+            check = f"gpunet_sim::Signature<decltype(&{name}), void (*)({parameters})>::value"
             lines.append(
-                f'static_assert(gpunet_sim::Signature<decltype(&{name}), void (*)({parameters})>::value, "{message}");\n'
+                f'static_assert({check}, "{message}");\n'
                 f'extern "C" GPUNET_SIM_EXPORT void gpunet_call_{name}(void** params) {{\n'
                 f"  do {name}({arguments}); while (gpunet_sim::next_thread());\n}}\n"
             )
@@ -134,9 +134,9 @@ _DECLARATOR: Final = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*(?P<dims>(\[.*\]
 
 
 def rewrite_shared(text: str) -> str:
-    """Turns declarations of shared memory into those of ``gpunet_sim.h``, which check its bounds and poison it.
+    """Turns declarations of shared memory into those of ``gpunet_sim.h``, which check bounds and poison it.
 
-    ``__shared__ T a[n], b;`` and ``extern __shared__ T c[];`` are understood, with any type, dimensions and alignment.
+    ``__shared__ T a[n], b;`` and ``extern __shared__ T c[];`` are understood, with any type and dimensions.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -222,7 +222,8 @@ def _build(text: str, what: str, link: tuple[str, ...], name: str | None = None)
             os.replace(result, target)
     except OSError as error:
         raise DeviceError(
-            f"cannot build {what} for the simulated device in {folder}: {error}; GPUNET_CACHE_DIR names another folder"
+            f"cannot build {what} for the simulated device in {folder}: {error}; "
+            "GPUNET_CACHE_DIR names another folder"
         ) from None
     return target
 

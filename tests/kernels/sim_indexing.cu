@@ -1,0 +1,32 @@
+// Planted faults of indexing, for the tests of the simulated device.
+#include "gpunet.cuh"
+
+// One thread writes or reads one element.
+extern "C" __global__ void write_at(float* y, int64 index, int64 thread) {
+  if ((int64)blockIdx.x * blockDim.x + threadIdx.x == thread) y[index] = 1.0f;
+}
+
+extern "C" __global__ void read_at(const float* x, float* y, int64 index) { y[0] = x[index]; }
+
+extern "C" __global__ void divide(int32* y, int32 a, int32 b) { y[0] = a / b; }
+
+extern "C" __global__ void stop(float* y) { assert(y[0] == 0.0f); }
+
+extern "C" __global__ void shared_at(float* y, int32 index) {
+  __shared__ float tile[8];
+  tile[index] = 2.0f;
+  y[0] = tile[index];
+}
+
+extern "C" __global__ void dynamic_at(float* y, int32 index) {
+  extern __shared__ float dynamic[];
+  dynamic[index] = 2.0f;
+  y[0] = dynamic[index];
+}
+
+extern "C" __global__ void recurse(float* y, int32 depth) {
+  volatile float frame[4096];
+  frame[0] = y[0];
+  if (depth > 0) recurse(y, depth - 1);
+  y[0] = frame[0];
+}

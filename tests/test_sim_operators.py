@@ -1,0 +1,303 @@
+"""Every CUDA kernel on the simulated device against the NumPy kernels, over the tables of tests/operators.
+
+Whole numbers, bools and random bits are equal; floats agree to 1e-5 (float32), 1e-12 (float64), 2e-3 (float16).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpunet
+from gpunet import kernels, schema
+from gpunet.backends import backend
+from gpunet.buffers import Buffer
+from gpunet.cuda_kernels import launch
+from gpunet.cuda_kernels.sim import toolchain
+from gpunet.devices import parse_device
+from gpunet.operator import Operator
+from gpunet.proto import OperatorDef
+from gpunet.specs import OpaqueSpec, TensorSpec
+from tests.op_check import OpCase, copies, make_operator
+
+if toolchain.find() is None:
+    pytest.skip(toolchain.MISSING, allow_module_level=True)
+
+TOLERANCE = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}
+#: Random numbers that go through a logarithm and a sine, in which libraries differ in the last place.
+NORMAL = {"GaussianFill", "MSRAFill"}
+#: What a blob of either device holds before the operator makes it.
+SEED = 1701
+
+CASES: list[OpCase] = []
+for path in sorted((pathlib.Path(__file__).parent / "operators").glob("cases_*.py")):
+    CASES += [c for c in importlib.import_module(f"tests.operators.{path.stem}").CASES if c.raises is None]
+
+
+def specs_of(values: Sequence[Any]) -> list[Any]:
+    return [
+        TensorSpec(x.shape, x.dtype) if isinstance(x, np.ndarray) else OpaqueSpec(type(x).__name__)
+        for x in values
+    ]
+
+
+def accepted(definition: OperatorDef, inputs: Sequence[Any]) -> bool:
+    """Whether a CUDA kernel runs the operator on these inputs."""
+    op = Operator(definition)
+    if op.schema.host or not kernels.exists(op, "sim"):
+        return False
+    specs = specs_of(inputs)
+    outputs = op.infer(specs)
+    return None not in outputs and kernels.reason_against(op, "sim", specs, outputs) is None
+
+
+def run(definition: OperatorDef, inputs: Sequence[Any], device: str) -> list[Any]:
+    """The outputs of one operator; on the simulated device nothing falls back to the CPU."""
+    workspace = gpunet.Workspace(device, seed=SEED, strict=True)
+    for name, x in zip(definition.input, inputs, strict=True):
+        workspace.feed(name, x)
+    workspace.run_operator(definition)
+    outputs = [workspace.fetch(name) for name in definition.output]
+    for name, before in zip(definition.input, inputs, strict=True):
+        if name not in definition.output and isinstance(before, np.ndarray):
+            np.testing.assert_array_equal(workspace.fetch(name), before, err_msg=f"input {name} was changed")
+    return outputs
+
+
+def assert_agree(type: str, got: Sequence[Any], want: Sequence[Any]) -> None:
+    for o, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        exact = b.dtype.kind != "f" or (schema.lookup(type).random and type not in NORMAL)
+        if exact or b.size == 0:
+            np.testing.assert_array_equal(a, b, err_msg=f"output {o} of {type}")
+            continue
+        a, b, tolerance = a.astype(np.float64), b.astype(np.float64), TOLERANCE[b.dtype.name]
+        # Sums lose what is small beside their largest terms.
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+        np.testing.assert_allclose(
+            a, b, tolerance, tolerance * largest, equal_nan=True, err_msg=f"output {o} of {type}"
+        )
+
+
+def compare(definition: OperatorDef, inputs: Sequence[Any]) -> None:
+    want = run(definition, copies(inputs), "cpu")
+    assert_agree(definition.type, run(definition, copies(inputs), "sim:0"), want)
+
+
+def gradient_steps(case: OpCase) -> Iterator[tuple[OperatorDef, list[Any]]]:
+    """The operators of a case's gradient with the inputs that each finds."""
+    definition = case.definition()
+    declared = schema.lookup(case.type)
+    workspace = gpunet.Workspace("cpu", seed=SEED)
+    for name, x in zip(definition.input, case.inputs, strict=True):
+        workspace.feed(name, x)
+    workspace.run_operator(definition)
+    rng = np.random.default_rng(6)
+    made = gradient_outputs(case)
+    for name in made:
+        y = workspace.fetch(name)
+        workspace.feed(f"{name}_grad", np.asarray(rng.uniform(0.5, 1.5, y.shape)).astype(y.dtype))
+    assert callable(declared.gradient)
+    for step in gpunet.gradient_ops(definition, {name: f"{name}_grad" for name in made})[0]:
+        yield step, [workspace.fetch(name) for name in step.input]
+        workspace.run_operator(step)
+
+
+def gradient_outputs(case: OpCase) -> list[str]:
+    chosen = case.grad_outputs
+    if chosen is None:
+        variadic = case.outputs and schema.lookup(case.type).output_at(case.outputs).variadic
+        chosen = tuple(range(case.outputs)) if variadic else (0,)
+    return [case.definition().output[o] for o in chosen]
+
+
+def has_gradient(case: OpCase) -> bool:
+    floats = any(isinstance(x, np.ndarray) and x.dtype.kind == "f" for x in case.inputs)
+    return bool(case.outputs) and floats and callable(schema.lookup(case.type).gradient)
+
+
+def gradient_types(case: OpCase) -> set[str]:
+    """Types of the operators of the gradient that have a CUDA kernel."""
+    if not has_gradient(case):
+        return set()
+    try:
+        steps = gpunet.gradient_ops(
+            case.definition(), {name: f"{name}_grad" for name in gradient_outputs(case)}
+        )[0]
+    except gpunet.GpunetError:  # a case that has none
+        return set()
+    return {step.type for step in steps if kernels.exists(Operator(step), "sim")}
+
+
+FORWARD = [case for case in CASES if accepted(case.definition(), case.inputs)]
+BACKWARD = [case for case in CASES if gradient_types(case)]
+
+
+def ids(cases: Sequence[OpCase]) -> list[str]:
+    seen: dict[str, int] = {}
+    names = []
+    for case in cases:
+        name = case.name()
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return names
+
+
+@pytest.fixture(params=["whole", "small"])
+def grid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Grids as they are, and of so few threads that loops go round several times."""
+    if request.param == "small":
+        monkeypatch.setattr(launch, "THREADS", 32)
+        monkeypatch.setattr(launch, "MAX_BLOCKS", 2)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=ids(FORWARD))
+def test_forward(case: OpCase, grid: str) -> None:
+    compare(case.definition(), case.inputs)
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=ids(BACKWARD))
+def test_gradient(case: OpCase) -> None:
+    for definition, inputs in gradient_steps(case):
+        if accepted(definition, inputs):
+            compare(definition, inputs)
+
+
+def emptied(case: OpCase) -> list[Any] | None:
+    """The inputs of a case with a dimension of 0 in front, as the case wants it."""
+    first = np.shape(case.inputs[0]) if case.inputs else ()
+    if case.empty is False or not first:
+        return None
+    same = tuple(i for i, x in enumerate(case.inputs) if np.shape(x) == first)
+    chosen = case.empty if isinstance(case.empty, tuple) else same
+    return [x[:0] if i in chosen else x for i, x in enumerate(copies(case.inputs))]
+
+
+EMPTY = [c for c in FORWARD if (x := emptied(c)) is not None and accepted(c.definition(), x)]
+
+
+@pytest.mark.parametrize("case", EMPTY, ids=ids(EMPTY))
+def test_empty(case: OpCase) -> None:
+    inputs = emptied(case)
+    assert inputs is not None
+    compare(case.definition(), inputs)
+
+
+def inplace_definitions(case: OpCase) -> list[OperatorDef]:
+    """The definition with each in-place pair of the schema that the shapes of this case allow."""
+    op = Operator(case.definition())
+    outputs = op.infer(specs_of(case.inputs))
+    found = []
+    for i, x in enumerate(case.inputs):
+        for o in range(case.outputs):
+            pair = (i, o) in op.schema.inplace and op.outputs[o] not in op.inputs
+            if pair and isinstance(x, np.ndarray) and (x.nbytes, x.dtype) == (
+                outputs[o].nbytes,
+                outputs[o].dtype,
+            ):
+                found.append(case.definition({o: i}))
+    return found
+
+
+INPLACE = [case for case in FORWARD if case.inplace and inplace_definitions(case)]
+
+
+@pytest.mark.parametrize("case", INPLACE, ids=ids(INPLACE))
+def test_inplace(case: OpCase, grid: str) -> None:
+    for definition in inplace_definitions(case):
+        compare(definition, case.inputs)
+
+
+def test_every_kernel_has_rows() -> None:
+    """All operators with a CUDA kernel are run by one of the tests above, or by those below."""
+    kernels.load("sim")
+    covered = {case.type for case in FORWARD}.union(*map(gradient_types, BACKWARD))
+    covered |= {type for type, _, _ in LARGE}
+    registered = {type for type, kind, _ in kernels._kernels if kind == "cuda"}
+    assert sorted(registered - covered) == []
+
+
+# Sizes that end inside of a vector, a block, a grid; and sums that are cut into slices.
+
+rng = np.random.default_rng(21)
+
+
+def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def broadcast_gradient(type: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[str, list[Any], Any]:
+    full = np.broadcast_shapes(a, b)
+    x, y = normal(*a), 2 + np.abs(normal(*b))
+    result = [x / y] if type == "DivGradient" else []
+    return type, [normal(*full), x, y, *result], {}
+
+
+LARGE: list[tuple[str, list[Any], dict[str, Any]]] = []
+for _n in (1, 7, 255, 1031, 5003):
+    for _dtype in ("float32", "float16", "float64"):
+        _x, _y = normal(_n, dtype=_dtype), normal(_n, dtype=_dtype)
+        _scalar = np.array([0.5], _dtype)
+        LARGE += [(type, [_x], {}) for type in ("Relu", "Sigmoid", "Sign", "SumElements", "SumSqrElements")]
+        LARGE += [(type, [_x, _y], {}) for type in ("ReluGradient", "Add", "Mul", "Sum", "Max", "LE")]
+        LARGE += [
+            ("Copy", [_x], {}),
+            ("Scale", [_x], {"scale": 0.3}),
+            ("Sum", [_x, _y] * 9, {}),
+            ("WeightedSum", [_x, _scalar, _y, _scalar] * 3, {}),
+            ("WeightedSumGradient", [_y, _x, _scalar, _y, _scalar], {"grad_on_w": 1}),
+            ("SumElements", [_x], {"average": 1}),
+            ("Cast", [_x], {"to": "float16"}),
+            ("Cast", [_x], {"to": "int8"}),
+            ("Dropout", [_x], {"ratio": 0.4}),
+            ("DropoutGrad", [_x, _y > 0], {"ratio": 0.4}),
+        ]
+    LARGE += [
+        (type, [], {"shape": [_n, 1], **args})
+        for type, args in (
+            ("UniformFill", {"min": -3.0, "max": 5.0}),
+            ("Float16UniformFill", {"min": -3.0, "max": 5.0}),
+            ("UniformIntFill", {"min": -7, "max": 100}),
+            ("UniformIntFill", {"min": -(2**31), "max": 2**31 - 1}),
+            ("GaussianFill", {"mean": 1.0, "std": 2.0}),
+            ("XavierFill", {}),
+            ("MSRAFill", {}),
+            ("RangeFill", {}),
+            ("ConstantFill", {"value": 2.5}),
+            ("ConstantFill", {"value": 3, "dtype": "int8"}),
+            ("ConstantFill", {"value": 1, "dtype": "bool"}),
+        )
+    ]
+    LARGE.append(("SumElementsInt", [rng.integers(-(2**31), 2**31, _n).astype(np.int32)], {}))
+for _a, _b in (
+    ((9000,), (1,)),
+    ((3000, 10), (10,)),
+    ((700, 3, 40), (3, 1)),
+    ((33, 70), (33, 1)),
+    ((50, 1, 40), (30, 1)),
+    ((3, 1, 5, 1, 7, 1), (1, 4, 1, 6, 1, 2)),
+):
+    LARGE += [
+        broadcast_gradient(type, _a, _b)
+        for type in ("AddGradient", "SubGradient", "MulGradient", "DivGradient")
+    ]
+    LARGE += [(type, [normal(*_a), 1 + np.abs(normal(*_b))], {}) for type in ("Add", "Div", "GT")]
+
+
+@pytest.mark.parametrize(("type", "inputs", "args"), LARGE, ids=lambda x: "" if isinstance(x, dict) else None)
+def test_large(type: str, inputs: list[Any], args: dict[str, Any], grid: str) -> None:
+    names = [f"in{i}" for i in range(len(inputs))]
+    declared = schema.lookup(type)
+    outputs = {"Dropout": 2, "WeightedSumGradient": len(inputs) - 1}.get(type, 2 * type.endswith("Gradient") or 1)
+    if type in ("ReluGradient",):
+        outputs = 1
+    assert declared
+    definition = make_operator(type, names, [f"out{o}" for o in range(outputs)], **args)
+    assert accepted(definition, inputs)
+    compare(definition, inputs)
