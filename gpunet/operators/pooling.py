@@ -9,7 +9,7 @@ from gpunet.arguments import Arg, Bool
 from gpunet.errors import ArgumentError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
-from gpunet.operators.window import Window, resolve_window, window_arguments
+from gpunet.operators.window import LegacyPad, Window, resolve_window, window_arguments
 from gpunet.proto import OperatorDef
 from gpunet.rules import describe, want_same_type, want_shape
 from gpunet.schema import FLOATS, Input, Output, register
@@ -32,8 +32,11 @@ def pooling_window(op: Operator, x: TensorSpec) -> Window:
         raise ArgumentError(
             f"argument 'dilations' is {list(window.dilation)}, wanted 1: pooling windows have no gaps"
         )
-    if not op.args.global_pooling and not op.args.legacy_pad:
-        for head, tail, kernel in zip(window.head, window.tail, window.kernel, strict=False):
+    given = op.args.legacy_pad in (LegacyPad.NOTSET, LegacyPad.CAFFE_LEGACY_POOLING)
+    if given and not op.args.global_pooling:
+        # Caffe's rule may add to the padding behind the image.
+        tails = window.head if op.args.legacy_pad else window.tail
+        for head, tail, kernel in zip(window.head, tails, window.kernel, strict=True):
             if max(head, tail) >= kernel:
                 raise ArgumentError(
                     f"argument 'pads' is {[*window.head, *window.tail]}, wanted less than the kernel "

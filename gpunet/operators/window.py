@@ -185,7 +185,7 @@ def resolve_window(args: Arguments, shape: Sequence[int], *, kernel: Shape | Non
     for name, values in (("kernels", kernel), ("strides", stride), ("dilations", dilation)):
         if any(n < 1 for n in values):
             raise ArgumentError(f"argument {name!r} is {list(values)}, wanted numbers of at least 1")
-    if any(p < 0 for p in (*head, *tail)):
+    if mode is LegacyPad.CAFFE_LEGACY_POOLING and any(p < 0 for p in (*head, *tail)):
         raise ArgumentError(f"argument 'pads' is {[*head, *tail]}, wanted numbers of at least 0")
     sizes = [
         _output_size(mode, image[d], kernel[d], stride[d], dilation[d], head[d], tail[d]) for d in range(rank)

@@ -61,7 +61,12 @@ def row(inputs: list[np.ndarray], id: str, reference: Any, type: str = "Conv", *
     return OpCase(type, inputs, args, reference=reference, id=id, rtol=1e-4, atol=1e-5)
 
 
+def cropped(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    return convolve((1, 1), (0, 1), (0, 0))(x[:, :, :-1], w)
+
+
 CASES: list[OpCase] = [
+    row([X, W], "negative-padding", cropped, pads=[0, 1, -1, 0]),
     # Spellings of the arguments.
     row([X, W, B], "filter-says-size", convolve((1, 1), (0, 0), (0, 0))),
     row(
@@ -348,7 +353,14 @@ _ERRORS: list[tuple[str, str, list[np.ndarray], dict[str, Any], type[Exception],
         "argument 'strides' is [0, 0], wanted numbers of at least 1",
     ),
     ("Conv", "pads", [X, W], {"pads": [1, 1]}, ArgumentError, "argument 'pads' is [1, 1], wanted 4 numbers"),
-    ("Conv", "negative-pad", [X, W], {"pad": -1}, ArgumentError, "wanted numbers of at least 0"),
+    (
+        "Conv",
+        "negative-pad",
+        [X, W],
+        {"pad": -1, "legacy_pad": 3},
+        ArgumentError,
+        "wanted numbers of at least 0",
+    ),
     ("Conv", "pad_t", [X, W], {"pad_t": 1}, ArgumentError, "wanted all four for two, or 'pads'"),
     ("Conv", "two-paddings", [X, W], {"pad": 1, "legacy_pad": 2}, ArgumentError, "beside explicit padding"),
     ("Conv", "same-dilated", [X, W], {"dilation": 2, "legacy_pad": 2}, ArgumentError, "wanted dilation 1"),

@@ -235,6 +235,14 @@ for _kind in ("Max", "Average"):
     _errors: list[tuple[str, str, np.ndarray, dict[str, Any], type[Exception], str]] = [
         ("", "no-kernel", X, {}, ArgumentError, "argument 'kernels' is missing"),
         ("", "padding", X, {"kernel": 2, "pad": 2}, ArgumentError, "wanted less than the kernel [2, 2]"),
+        (
+            "",
+            "caffe-padding",
+            X,
+            {"kernel": 2, "pad": 2, "legacy_pad": 3},
+            ArgumentError,
+            "wanted less than the kernel",
+        ),
         ("", "dilation", X, {"kernel": 2, "dilation": 2}, ArgumentError, "pooling windows have no gaps"),
         ("", "too-small", X, {"kernel": 7}, ShapeError, "input X has 6 positions in a spatial dimension"),
         (
