@@ -6,11 +6,15 @@ It needs no GPU, no CUDA and no compiler.
 
 from gpunet.cuda_kernels import activation as activation
 from gpunet.cuda_kernels import comparison as comparison
+from gpunet.cuda_kernels import conv_direct as conv_direct
+from gpunet.cuda_kernels import convolution as convolution
 from gpunet.cuda_kernels import copying as copying
 from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
+from gpunet.cuda_kernels import matmul as matmul
+from gpunet.cuda_kernels import pooling as pooling
 from gpunet.cuda_kernels import softmax as softmax
 from gpunet.cuda_kernels import total as total
 from gpunet.cuda_kernels import unary as unary

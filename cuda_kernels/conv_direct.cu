@@ -1,0 +1,300 @@
+// Convolution without a library: products of matrices whose elements are gathered from the images as they are needed.
+//
+// For each group, result[row, column] = sum over depth of left[row, depth] * right[depth, column]:
+//
+//            row             column           depth             left     right
+//   forward  filter          window           element           W        X
+//   data     channel         pixel            filter and tap    W        dY
+//   filter   filter          element          window            dY       X
+//
+// where an element is a channel and a tap (a position inside of the window), in the order of W: taps innermost with channels
+// first, channels innermost with channels last.
+#include "window.cuh"
+
+#define GPUNET_CONVOLUTION_PARAMETERS \
+  int64 batch, int32 channels, int32 filters, int32 groups, int32 channels_last, GPUNET_WINDOW_PARAMETERS
+#define GPUNET_CONVOLUTION \
+  Convolution { batch, channels / groups, filters / groups, groups, channels_last, GPUNET_WINDOW }
+
+// Channels and filters are those of a group.
+struct Convolution {
+  int64 batch;
+  int32 channels, filters, groups, channels_last;
+  Window window;
+
+  __device__ int32 elements() const { return channels * window.taps(); }
+  __device__ int64 windows() const { return batch * window.positions(); }
+
+  // Offset of a channel of a group in an image of `space` pixels of `count` channels a group, and of its pixel.
+  __device__ int64 offset(int64 image, int32 group, int32 channel, int32 pixel, int32 space, int32 count) const {
+    const int64 all = (int64)count * groups, c = (int64)group * count + channel;
+    return channels_last ? (image * space + pixel) * all + c : (image * all + c) * space + pixel;
+  }
+  __device__ int64 x_offset(int64 image, int32 group, int32 channel, int32 pixel) const {
+    return offset(image, group, channel, pixel, window.pixels(), channels);
+  }
+  __device__ int64 y_offset(int64 image, int32 group, int32 filter, int32 position) const {
+    return offset(image, group, filter, position, window.positions(), filters);
+  }
+};
+
+struct Element {
+  int32 channel;
+  Place tap;
+};
+
+__device__ inline Element element_of(const Convolution& c, int32 index) {
+  const int32 taps = c.window.taps();
+  if (c.channels_last) return Element{index % c.channels, place_of(index / c.channels, c.window.kernel)};
+  return Element{index / taps, place_of(index % taps, c.window.kernel)};
+}
+
+// A window, or a pixel, of an image.
+struct Spot {
+  int64 image;
+  int32 index;
+  Place place;
+};
+
+__device__ inline Spot spot_of(int64 index, int32 space, const int32* size) {
+  const int64 image = index / space;
+  const int32 rest = (int32)(index - image * space);
+  return Spot{image, rest, place_of(rest, size)};
+}
+
+// What a tap of a window reads; 0 in the padding.
+template <typename T>
+__device__ inline typename Accumulate<T>::type pixel_of(const Convolution& c, const T* x, int32 group, const Element& e,
+                                                        const Spot& window) {
+  const Window& w = c.window;
+  Place pixel;
+  for (int d = 0; d < 3; ++d) {
+    pixel.at[d] = window.place.at[d] * w.stride[d] - w.head[d] + e.tap.at[d] * w.dilation[d];
+    if (pixel.at[d] < 0 || pixel.at[d] >= w.image[d]) return 0;
+  }
+  return load(x, c.x_offset(window.image, group, e.channel, index_of(pixel, w.image)));
+}
+
+template <typename T>
+struct ForwardProduct {
+  typedef typename Accumulate<T>::type A;
+  typedef Element Depth;
+  typedef Spot Column;
+  static constexpr bool kNeighbours = false;
+  Convolution c;
+  const T *x, *w, *bias;
+  T* y;
+
+  __device__ int32 rows() const { return c.filters; }
+  __device__ int64 columns() const { return c.windows(); }
+  __device__ int64 depth() const { return c.elements(); }
+  __device__ Depth depth_at(int64 k) const { return element_of(c, (int32)k); }
+  __device__ Column column_at(int64 n) const { return spot_of(n, c.window.positions(), c.window.output); }
+  __device__ A left(int32 group, int32 m, int64 k, const Depth&) const {
+    return load(w, ((int64)group * c.filters + m) * c.elements() + k);
+  }
+  __device__ A right(int32 group, const Depth& e, const Column& window) const {
+    return pixel_of(c, x, group, e, window);
+  }
+  __device__ void put(int32 group, int32 m, int64, const Column& window, int64, A total) const {
+    if (bias != nullptr) total += load(bias, (int64)group * c.filters + m);
+    store(y, c.y_offset(window.image, group, m, window.index), total);
+  }
+};
+
+template <typename T>
+struct DataProduct {
+  typedef typename Accumulate<T>::type A;
+  struct Depth {
+    int32 filter, tap;
+    Place place;
+  };
+  typedef Spot Column;
+  static constexpr bool kNeighbours = false;
+  Convolution c;
+  const T *w, *dy;
+  T* dx;
+
+  __device__ int32 rows() const { return c.channels; }
+  __device__ int64 columns() const { return c.batch * c.window.pixels(); }
+  __device__ int64 depth() const { return (int64)c.filters * c.window.taps(); }
+  __device__ Depth depth_at(int64 k) const {
+    const int32 taps = c.window.taps(), filter = (int32)(k / taps), tap = (int32)(k - (int64)filter * taps);
+    return Depth{filter, tap, place_of(tap, c.window.kernel)};
+  }
+  __device__ Column column_at(int64 n) const { return spot_of(n, c.window.pixels(), c.window.image); }
+  __device__ A left(int32 group, int32 m, int64, const Depth& d) const {
+    const int64 filter = (int64)group * c.filters + d.filter, taps = c.window.taps();
+    return load(w, c.channels_last ? (filter * taps + d.tap) * c.channels + m : (filter * c.channels + m) * taps + d.tap);
+  }
+  __device__ A right(int32 group, const Depth& tap, const Column& pixel) const {
+    const Window& w = c.window;
+    Place window;
+    for (int d = 0; d < 3; ++d) {
+      const int32 at = pixel.place.at[d] + w.head[d] - tap.place.at[d] * w.dilation[d];
+      window.at[d] = at / w.stride[d];
+      if (at < 0 || window.at[d] * w.stride[d] != at || window.at[d] >= w.output[d]) return 0;
+    }
+    return load(dy, c.y_offset(pixel.image, group, tap.filter, index_of(window, w.output)));
+  }
+  __device__ void put(int32 group, int32 m, int64, const Column& pixel, int64, A total) const {
+    store(dx, c.x_offset(pixel.image, group, m, pixel.index), total);
+  }
+};
+
+template <typename T>
+struct FilterProduct {
+  typedef typename Accumulate<T>::type A;
+  typedef Spot Depth;
+  typedef Element Column;
+  static constexpr bool kNeighbours = true;
+  Convolution c;
+  const T *x, *dy;
+  T* dw;
+  A* partial;
+  int64 slices;
+
+  __device__ int32 rows() const { return c.filters; }
+  __device__ int64 columns() const { return c.elements(); }
+  __device__ int64 depth() const { return c.windows(); }
+  __device__ Depth depth_at(int64 k) const { return spot_of(k, c.window.positions(), c.window.output); }
+  __device__ Column column_at(int64 n) const { return element_of(c, (int32)n); }
+  __device__ A left(int32 group, int32 m, int64, const Depth& window) const {
+    return load(dy, c.y_offset(window.image, group, m, window.index));
+  }
+  __device__ A right(int32 group, const Depth& window, const Column& e) const {
+    return pixel_of(c, x, group, e, window);
+  }
+  __device__ void put(int32 group, int32 m, int64 n, const Column&, int64 slice, A total) const {
+    const int64 row = (int64)group * c.filters + m, all = (int64)c.groups * c.filters;
+    if (slices == 1)
+      store(dw, row * columns() + n, total);
+    else
+      partial[(slice * all + row) * columns() + n] = total;
+  }
+};
+
+constexpr int kThreads = 256, kDepth = 16, kColumns = 64;
+
+// The tiles of all results, a block for one after the other. A thread adds up every 16th row and column of a tile.
+template <int ROWS, typename P>
+__device__ inline void multiply(const P& p, int64 slices) {
+  typedef typename P::A A;
+  constexpr int kRows = ROWS / 16, kCols = kColumns / 16;
+  __shared__ A left[kDepth][ROWS + 1];
+  __shared__ A right[kDepth][kColumns + 1];
+  const int t = threadIdx.x, x = t % 16, y = t / 16;
+  const int64 rows = p.rows(), columns = p.columns(), depth = p.depth();
+  const int64 row_tiles = (rows + ROWS - 1) / ROWS, column_tiles = (columns + kColumns - 1) / kColumns;
+  const int64 slice_depth = (depth + slices - 1) / slices, tasks = row_tiles * column_tiles * p.c.groups * slices;
+  for (int64 task = blockIdx.x; task < tasks; task += gridDim.x) {
+    int64 rest = task;
+    const int64 first_row = rest % row_tiles * ROWS;
+    rest /= row_tiles;
+    const int64 first_column = rest % column_tiles * kColumns;
+    rest /= column_tiles;
+    const int32 group = (int32)(rest % p.c.groups);
+    const int64 slice = rest / p.c.groups;
+    const int64 first = slice * slice_depth, last = first + slice_depth < depth ? first + slice_depth : depth;
+
+    typename P::Column mine[kCols], loaded;
+    for (int j = 0; j < kCols; ++j) {
+      const int64 n = first_column + (P::kNeighbours ? y : x) + 16 * j;
+      if (n < columns) mine[j] = p.column_at(n);
+    }
+    const int64 loaded_column = first_column + t % kColumns;
+    if (!P::kNeighbours && loaded_column < columns) loaded = p.column_at(loaded_column);
+
+    A total[kRows][kCols];
+    for (int i = 0; i < kRows; ++i)
+      for (int j = 0; j < kCols; ++j) total[i][j] = 0;
+    for (int64 start = first; start < last; start += kDepth) {
+      const int64 k = start + x;
+      typename P::Depth d;
+      if (k < last) d = p.depth_at(k);
+      for (int i = 0; i < kRows; ++i) {
+        const int64 m = first_row + y + 16 * i;
+        left[x][y + 16 * i] = k < last && m < rows ? p.left(group, (int32)m, k, d) : (A)0;
+      }
+      if (P::kNeighbours) {
+        for (int j = 0; j < kCols; ++j)
+          right[x][y + 16 * j] = k < last && first_column + y + 16 * j < columns ? p.right(group, d, mine[j]) : (A)0;
+      } else {
+        for (int j = t / kColumns; j < kDepth; j += kThreads / kColumns) {
+          A value = 0;
+          if (start + j < last && loaded_column < columns) value = p.right(group, p.depth_at(start + j), loaded);
+          right[j][t % kColumns] = value;
+        }
+      }
+      __syncthreads();
+      for (int s = 0; s < kDepth; ++s)
+        for (int i = 0; i < kRows; ++i)
+          for (int j = 0; j < kCols; ++j) total[i][j] += left[s][y + 16 * i] * right[s][x + 16 * j];
+      __syncthreads();
+    }
+    for (int j = 0; j < kCols; ++j) {
+      const int64 n = first_column + x + 16 * j;
+      if (n >= columns) continue;
+      const typename P::Column column = P::kNeighbours ? p.column_at(n) : mine[j];
+      for (int i = 0; i < kRows; ++i) {
+        const int64 m = first_row + y + 16 * i;
+        if (m < rows) p.put(group, (int32)m, n, column, slice, total[i][j]);
+      }
+    }
+  }
+}
+
+template <typename P>
+__device__ inline void multiply_tiles(const P& p, int64 slices) {
+  if (p.rows() <= 16)
+    multiply<16>(p, slices);
+  else
+    multiply<64>(p, slices);
+}
+
+template <typename T>
+__device__ inline void sum_filter_slices(const uint8* partial, T* dw, int64 size, int64 slices) {
+  typedef typename Accumulate<T>::type A;
+  GPUNET_LOOP(i, size) {
+    A total = 0;
+    for (int64 s = 0; s < slices; ++s) total += ((const A*)partial)[s * size + i];
+    store(dw, i, total);
+  }
+}
+
+// A block for each filter.
+template <typename T>
+__device__ inline void sum_bias(const T* dy, T* db, int64 batch, int64 filters, int64 positions, int32 channels_last) {
+  typedef typename Accumulate<T>::type A;
+  __shared__ A scratch[32];
+  for (int64 f = blockIdx.x; f < filters; f += gridDim.x) {
+    A total = 0;
+    for (int64 i = threadIdx.x; i < batch * positions; i += blockDim.x) {
+      const int64 image = i / positions;
+      total += load(dy, channels_last ? i * filters + f : (image * filters + f) * positions + (i - image * positions));
+    }
+    total = block_reduce(total, scratch, (A)0, Sum());
+    if (threadIdx.x == 0) store(db, f, total);
+  }
+}
+
+#define CONVOLUTION(S, T)                                                                                             \
+  extern "C" __global__ void conv_fwd_##S(const T* x, const T* w, const T* bias, T* y,                               \
+                                          GPUNET_CONVOLUTION_PARAMETERS) {                                           \
+    multiply_tiles(ForwardProduct<T>{GPUNET_CONVOLUTION, x, w, bias, y}, 1);                                         \
+  }                                                                                                                  \
+  extern "C" __global__ void conv_data_##S(const T* w, const T* dy, T* dx, GPUNET_CONVOLUTION_PARAMETERS) {          \
+    multiply_tiles(DataProduct<T>{GPUNET_CONVOLUTION, w, dy, dx}, 1);                                                \
+  }                                                                                                                  \
+  extern "C" __global__ void conv_filter_##S(const T* x, const T* dy, T* dw, uint8* partial, int64 slices,           \
+                                             GPUNET_CONVOLUTION_PARAMETERS) {                                        \
+    multiply_tiles(FilterProduct<T>{GPUNET_CONVOLUTION, x, dy, dw, (Accumulate<T>::type*)partial, slices}, slices);  \
+  }                                                                                                                  \
+  extern "C" __global__ void conv_filter_sum_##S(const uint8* partial, T* dw, int64 size, int64 slices) {            \
+    sum_filter_slices(partial, dw, size, slices);                                                                    \
+  }                                                                                                                  \
+  extern "C" __global__ void conv_bias_##S(const T* dy, T* db, int64 batch, int64 filters, int64 positions,          \
+                                           int32 channels_last) {                                                    \
+    sum_bias(dy, db, batch, filters, positions, channels_last);                                                      \
+  }
+GPUNET_FLOATS(CONVOLUTION)

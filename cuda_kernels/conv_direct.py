@@ -1,0 +1,142 @@
+"""Launchers of the convolution without a library, engine ``DIRECT``.
+
+They take any type, group, dilation, padding and order of dimensions, over one to three spatial dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpunet.arguments import Arguments
+from gpunet.buffers import Buffer
+from gpunet.cuda_kernels.launch import THREADS, Grid, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.cuda_kernels.signature import FLOATS, Kernel
+from gpunet.cuda_kernels.window import WINDOW, against_rank, window_values
+from gpunet.kernels import KernelContext, kernel
+from gpunet.operator import Operator
+from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
+from gpunet.operators.window import Window
+from gpunet.specs import TensorSpec, spec
+
+#: What the cuDNN kernels leave, or a definition asks for by name.
+DIRECT: Final = "DIRECT"
+FORWARD_TYPES: Final = tuple(CONVOLUTIONS)
+GRADIENT_TYPES: Final = tuple(f"{type}Gradient" for type in CONVOLUTIONS)
+
+_SIZES: Final = f"int64 batch, int32 channels, int32 filters, int32 groups, int32 channels_last, {WINDOW}"
+_FWD = Kernel("conv_direct", "conv_fwd", f"const T* x, const T* w, const T* bias, T* y, {_SIZES}", T=FLOATS)
+_DATA = Kernel("conv_direct", "conv_data", f"const T* w, const T* dy, T* dx, {_SIZES}", T=FLOATS)
+_FILTER = Kernel(
+    "conv_direct",
+    "conv_filter",
+    f"const T* x, const T* dy, T* dw, uint8* partial, int64 slices, {_SIZES}",
+    T=FLOATS,
+)
+_FILTER_SUM = Kernel(
+    "conv_direct", "conv_filter_sum", "const uint8* partial, T* dw, int64 size, int64 slices", T=FLOATS
+)
+_BIAS = Kernel(
+    "conv_direct",
+    "conv_bias",
+    "const T* dy, T* db, int64 batch, int64 filters, int64 positions, int32 channels_last",
+    T=FLOATS,
+)
+
+#: Blocks that are worth having for the gradient of the filters, and windows below which a sum is not cut.
+#: They decide the order of additions, so they do not depend on the device.
+_WANTED_BLOCKS: Final = 256
+_SLICE: Final = 512
+_COLUMNS: Final = 64
+
+
+def window_of(op: Operator, x: Any, w: Any) -> Window:
+    """The window of a convolution on X and W, given as specs or buffers."""
+    return convolution_window(op.args, spec(x.shape, x.dtype), spec(w.shape, w.dtype))
+
+
+def _sizes(op: Operator, x: Any, w: Any) -> tuple[Window, tuple[int, ...]]:
+    window = window_of(op, x, w)
+    channels = x.shape[-1 if window.channels_last else 1]
+    shape = (x.shape[0], channels, w.shape[0], op.args.group, int(window.channels_last))
+    return window, (*shape, *window_values(window))
+
+
+def _tiles(count_rows: int, columns: int, groups: int) -> int:
+    """Number of tiles of a product; few rows share a tile of 16, more one of 64."""
+    height = 16 if count_rows <= 16 else 64
+    return -(-count_rows // height) * -(-columns // _COLUMNS) * groups
+
+
+def _grid(tiles: int) -> Grid:
+    return rows(tiles, THREADS)
+
+
+def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+    """Why the kernels cannot run a convolution."""
+    return against_rank(window_of(op, inputs[0], inputs[1]))
+
+
+@kernel(*FORWARD_TYPES, device="cuda", engine=DIRECT, binds=True, against=against)
+def convolution(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``Y = W * X + b``."""
+    x, w, *bias = inputs
+    window, sizes = _sizes(ctx.op, x, w)
+    arguments = (x, w, bias[0] if bias else None, outputs[0], *sizes)
+    tiles = _tiles(w.shape[0] // args.group, x.shape[0] * window.positions, args.group)
+    return prepare(ctx, _FWD, (x.dtype,), arguments, _grid(tiles))
+
+
+def _filter_slices(op: Operator, x: Any, w: Any) -> tuple[int, int]:
+    """Number of tiles of the gradient of the filters, and of slices of its sums."""
+    window, groups = window_of(op, x, w), op.args.group
+    tiles = _tiles(w.shape[0] // groups, math.prod(w.shape[1:]), groups)
+    windows = x.shape[0] * window.positions
+    return tiles, max(1, min(-(-_WANTED_BLOCKS // max(1, tiles)), windows // _SLICE))
+
+
+def gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    """Memory for the slices of the gradient of the filters."""
+    x, w = inputs[0], inputs[1]
+    _, slices = _filter_slices(op, x, w)
+    itemsize = max(4, w.dtype.itemsize)
+    return [spec((slices * w.size * itemsize if slices > 1 else 0,), np.uint8)]
+
+
+def gradient_outputs(args: Arguments, outputs: Sequence[Any]) -> tuple[Any, Any | None, Any | None]:
+    """(dW, db, dX) of a gradient operator; ``None`` for what it does not give."""
+    db = None if args.no_bias or len(outputs) < 2 else outputs[1]
+    dx = outputs[-1] if len(outputs) == (2 if args.no_bias else 3) else None
+    return outputs[0], db, dx
+
+
+@kernel(*GRADIENT_TYPES, device="cuda", engine=DIRECT, binds=True, scratch=gradient_scratch, against=against)
+def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``dW = dY * X``, ``dX = dY * W``, db the sum of dY."""
+    x, w, dy = inputs
+    dw, db, dx = gradient_outputs(args, outputs)
+    window, sizes = _sizes(ctx.op, x, w)
+    launches = [_filter_gradient(x, dy, dw, sizes, ctx)]
+    if db is not None:
+        arguments = (dy, db, x.shape[0], w.shape[0], window.positions, int(window.channels_last))
+        grid = rows(w.shape[0], x.shape[0] * window.positions)
+        launches.append(prepare(ctx, _BIAS, (x.dtype,), arguments, grid))
+    if dx is not None:
+        channels = w.shape[-1 if window.channels_last else 1]
+        tiles = _tiles(channels, x.shape[0] * math.prod(window.image), args.group)
+        launches.append(prepare(ctx, _DATA, (x.dtype,), (w, dy, dx, *sizes), _grid(tiles)))
+    return in_order(*launches)
+
+
+def _filter_gradient(x: Buffer, dy: Buffer, dw: Buffer, sizes: tuple[int, ...], ctx: KernelContext) -> Launch:
+    tiles, slices = _filter_slices(ctx.op, x, dw)
+    partial = ctx.scratch[0] if slices > 1 else None
+    first = prepare(ctx, _FILTER, (x.dtype,), (x, dy, dw, partial, slices, *sizes), _grid(tiles * slices))
+    if slices == 1:
+        return first
+    last = prepare(ctx, _FILTER_SUM, (x.dtype,), (partial, dw, dw.size, slices), elementwise(dw.size))
+    return in_order(first, last)
