@@ -277,7 +277,7 @@ def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 0.2}, "learning-rate is 0.05 there, 0.2 here"),
+        ({"learning_rate": 0.2}, "learning-rate is 0.1 there, 0.2 here"),
         ({"batch_size": 4}, "batch-size is 8 there, 4 here"),
         ({"epochs": 5}, "epochs is 4 there, 5 here"),
         (
@@ -358,7 +358,7 @@ def test_metadata_are_plain_json(tmp_path):
     kind, length = struct.unpack_from("<cQ", data, 12)
     metadata = json.loads(data[21 : 21 + length])
     assert kind == b"M"
-    assert metadata["config"]["learning-rate"] == 0.05
+    assert metadata["config"]["learning-rate"] == 0.1
     assert metadata["step"] == 2
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import gpunet
 from gpunet.cli import COMMANDS, main
 from gpunet.data import load_digits
+from gpunet.errors import DeviceError
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 TRAIN = [sys.executable, "-m", "gpunet", "train", "mlp"]
@@ -103,11 +104,17 @@ def test_info_without_parameters(run, tmp_path):
     assert "peak memory:      not known" in shown
 
 
-def test_devices():
+def test_devices(monkeypatch):
+    def refuse(device):
+        raise DeviceError(f"no {device} here, get one")
+
+    monkeypatch.setattr("gpunet.backends.backend", refuse)
     lines = invoke("devices").stdout.splitlines()
-    assert lines[0].startswith("cpu")
-    assert "available" in lines[0]
-    assert any(line.startswith("cuda") for line in lines)
+    assert [line.split()[0] for line in lines[:2]] == ["cpu", "cuda:0"]
+    assert "available: " in lines[0]
+    assert lines[1].endswith("not available: no cuda:0 here, get one")
+    assert "sim:0    not available: no sim:0 here, get one" in lines
+    assert lines[-1].startswith("MPI")
 
 
 def test_ops():
@@ -296,7 +303,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_weights(tmp_path, undisturbed,
 
 def test_resuming_with_another_setting_names_it(run):
     result = invoke("train", "mlp", "--out", run[0], "--resume", "--learning-rate", 0.3, "--seed", 1, code=1)
-    assert "learning-rate is 0.05 there, 0.3 here; seed is 0 there, 1 here" in result.stderr
+    assert "learning-rate is 0.1 there, 0.3 here; seed is 0 there, 1 here" in result.stderr
     result = invoke("train", "lenet", "--out", run[0], "--resume", code=1)
     assert "model is 'mlp' there, 'lenet' here" in result.stderr
 

@@ -68,7 +68,7 @@ def test_steps_and_epochs_are_measured_and_reported():
     assert history.epochs[-1].test_accuracy == 1
     assert history.epochs[0].loss == pytest.approx(np.mean([s.loss for s in history.steps[:4]]))
     rates = [s.learning_rate for s in history.steps]
-    expected = [0.05 * (1 + np.cos(np.pi * i / 13)) / 2 for i in range(1, 13)]
+    expected = [0.1 * (1 + np.cos(np.pi * i / 13)) / 2 for i in range(1, 13)]
     assert rates == pytest.approx(expected, rel=1e-5)
 
 

@@ -61,8 +61,12 @@ class ZooEntry:
 
 
 MODELS: Final[dict[str, ZooEntry]] = {
-    "lenet": ZooEntry(lenet, "two convolutions with max pooling, two fully connected layers", Recipe()),
-    "mlp": ZooEntry(mlp, "three fully connected layers", Recipe()),
+    "lenet": ZooEntry(
+        lenet,
+        "two convolutions with max pooling, two fully connected layers",
+        Recipe(batch_size=32, learning_rate=0.03),
+    ),
+    "mlp": ZooEntry(mlp, "three fully connected layers", Recipe(learning_rate=0.1)),
     "resnet20": ZooEntry(
         resnet20,
         "the residual network of 20 layers for small images",
