@@ -44,7 +44,7 @@ def strides_along(shape: Shape, full: Shape) -> list[int]:
 
 
 def collapse(full: Shape, *operands: Sequence[int]) -> list[Group]:
-    """The dimensions of ``full`` as (size, stride in each operand), joined where they can be walked as one."""
+    """The dimensions of ``full`` as (size, strides of the operands), joined where they can be walked as one."""
     groups: list[Group] = []
     for size, *strides in zip(full, *operands, strict=True):
         if size == 1:

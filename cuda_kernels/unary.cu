@@ -36,8 +36,11 @@ struct Scale {
 template <typename C>
 struct Clip {
   C low, high;
-  // A NaN passes through.
-  __device__ C operator()(C x) const { return x < low ? low : x > high ? high : x; }
+  // A NaN passes through; high wins where the limits are crossed.
+  __device__ C operator()(C x) const {
+    const C raised = x < low ? low : x;
+    return raised > high ? high : raised;
+  }
 };
 
 template <typename C>
