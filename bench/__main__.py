@@ -43,7 +43,7 @@ def main(
             click.echo(f"{name:12s} {figure.doc}")
         return
 
-    from . import machine, report, timing
+    from . import load, machine, report, timing
 
     # Where JSON goes to standard output, the rest goes elsewhere.
     console = Console(stderr=str(json_path) == "-", highlight=False)
@@ -52,7 +52,7 @@ def main(
     described = machine.describe()
     for name, value in described.items():
         console.print(f"{name:7s} {value}", markup=False, soft_wrap=True)
-    others = machine.Others()
+    others = load.Others()
     rows: list[Row] = []
     failed = []
     for name in dict.fromkeys(names) or FIGURES:
@@ -65,7 +65,7 @@ def main(
             console.print(f"{name} could not be measured: {error}", style="red", markup=False, soft_wrap=True)
         else:
             console.print(f"{name}: measured in {time.perf_counter() - start:.0f} s")
-    described["load"] += f", {machine.load()} at the end; {others}"
+    described["load"] += f", {machine.load()} at the end; other processes kept {others} cores busy"
     console.print(report.table(rows))
     console.print(f"{report.verdict(rows)}; load {described['load']}")
     if json_path is not None:

@@ -72,7 +72,7 @@ def shapes() -> list[Shape]:
     ]
 
 
-def _torch() -> ModuleType | None:
+def torch_module() -> ModuleType | None:
     try:
         import torch
     except ImportError:
@@ -116,7 +116,7 @@ def _torch_pool(torch: Any, shape: Shape, arrays: Sequence[np.ndarray]) -> list[
     ]
 
 
-def _candidates(shape: Shape, torch: ModuleType | None) -> list[list[Callable[[], Any]]]:
+def candidates(shape: Shape, torch: ModuleType | None) -> list[list[Callable[[], Any]]]:
     """[[gpunet forward, backward], [PyTorch forward, backward]], the second where it is installed."""
     rng = np.random.default_rng(0)
     args = {"kernel": shape.kernel, "stride": shape.stride, "pad": shape.pad}
@@ -153,11 +153,12 @@ def _interleaved(runs: Sequence[Callable[[], Any]], repeats: int) -> list[float]
 
 def measure(repeats: int = 15, only: Sequence[Shape] | None = None) -> list[Row]:
     """Measures all shapes (or ``only`` some), forward and backward (all gradients)."""
-    torch = _torch()
+    torch = torch_module()
     rows = []
     for shape in only if only is not None else shapes():
-        candidates = _candidates(shape, torch)
-        for direction, runs in zip(("forward", "backward"), zip(*candidates, strict=True), strict=True):
+        for direction, runs in zip(
+            ("forward", "backward"), zip(*candidates(shape, torch), strict=True), strict=True
+        ):
             mine, *others = _interleaved(runs, repeats)
             other = others[0] if others else None
             rows.append(Row(shape.name, direction, mine, other, mine / other if other else None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,6 @@ def describe() -> dict[str, str]:
     else:
         found["torch"] = "not installed"
     return found
-
-
-class Others:
-    """How many cores other processes kept busy, by the counters of Linux, since this was made."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def __str__(self) -> str:
-        if self._start is None or (now := self._read()) is None:
-            return "unknown"
-        busy, own, seconds = (b - a for a, b in zip(self._start, now, strict=True))
-        return f"other processes kept {max(0.0, busy - own) / seconds:.1f} cores busy"
-
-    @staticmethod
-    def _read() -> tuple[float, float, float] | None:
-        """Seconds that all cores were busy, that this process and its children took, and by the clock."""
-        try:
-            fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-            tick = os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, AttributeError):
-            return None
-        user, nice, system, _, _, irq, soft_irq = (int(field) / tick for field in fields[:7])
-        return user + nice + system + irq + soft_irq, sum(os.times()[:4]), time.perf_counter()
 
 
 def _cpu() -> str:

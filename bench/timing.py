@@ -4,7 +4,8 @@ Other work on the machine disturbs a measurement, mostly for seconds at a time. 
 rounds: what disturbs one disturbs the other, and a ratio within a round says more than one of times from
 different rounds. Within a round the least of several times counts, since disturbance only adds. Before a
 contender is timed it runs untimed, so that threads that the other one left spinning have gone to sleep and
-caches are its own. Rounds go on while the ratios scatter.
+caches are its own. A round waits a while for other processes to be quiet, and rounds go on while the ratios
+scatter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from .load import wait_until_quiet
 from .rows import Samples
 
 
@@ -27,7 +29,8 @@ class Effort:
         settle: seconds that a contender runs before it is timed.
         times: times taken in a round, of which the least counts.
         seconds: a time covers as many calls as take so long.
-        budget: no round starts after so many seconds.
+        budget: no round starts after so many seconds, waiting not counted.
+        patience: seconds in all to wait for other processes to be quiet, before rounds.
         quick: whether figures are to leave out what takes long.
     """
 
@@ -38,14 +41,31 @@ class Effort:
     times: int
     seconds: float
     budget: float
+    patience: float
     quick: bool
 
 
 FULL = Effort(
-    rounds=7, most_rounds=25, scatter=0.1, settle=0.05, times=3, seconds=0.02, budget=20.0, quick=False
+    rounds=7,
+    most_rounds=25,
+    scatter=0.1,
+    settle=0.05,
+    times=3,
+    seconds=0.02,
+    budget=20.0,
+    patience=20.0,
+    quick=False,
 )
 QUICK = Effort(
-    rounds=3, most_rounds=5, scatter=0.2, settle=0.01, times=2, seconds=0.005, budget=2.0, quick=True
+    rounds=3,
+    most_rounds=5,
+    scatter=0.2,
+    settle=0.01,
+    times=2,
+    seconds=0.005,
+    budget=2.0,
+    patience=0.5,
+    quick=True,
 )
 
 
@@ -64,12 +84,14 @@ def compare(contenders: Mapping[str, Callable[[], object]], effort: Effort) -> C
     calls = {name: _calls(function, effort.seconds) for name, function in contenders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     ratios: dict[str, list[float]] = {name: [] for name in others}
-    end = time.perf_counter() + effort.budget
+    end, patience = time.perf_counter() + effort.budget, effort.patience
     for number in range(effort.most_rounds):
         if number >= effort.rounds and _settled(ratios if others else seconds, effort.scatter):
             break
         if number > 0 and time.perf_counter() > end:
             break
+        waited = wait_until_quiet(patience)
+        end, patience = end + waited, patience - waited
         for name in names if number % 2 == 0 else reversed(names):
             _run_for(contenders[name], effort.settle)
             seconds[name].append(min(_time(contenders[name], calls[name]) for _ in range(effort.times)))

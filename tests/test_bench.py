@@ -97,7 +97,15 @@ def test_mean_of_ratios_is_geometric() -> None:
 
 def test_contenders_take_turns() -> None:
     effort = timing.Effort(
-        rounds=4, most_rounds=4, scatter=0.0, settle=0.0, times=1, seconds=0.0, budget=60.0, quick=True
+        rounds=4,
+        most_rounds=4,
+        scatter=0.0,
+        settle=0.0,
+        times=1,
+        seconds=0.0,
+        budget=60.0,
+        patience=0.0,
+        quick=True,
     )
     calls: list[str] = []
     result = timing.compare({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, effort)
