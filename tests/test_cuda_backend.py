@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import Bindings, Driver, Runtime
 
 from gpunet import backends, devices
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels import activation, cuda_backend, launch, nvrtc
+from gpunet.cuda_kernels import cuda_backend, launch, nvrtc, signature
 from gpunet.cuda_kernels.cuda_backend import Cuda, CudaBackend
 from gpunet.devices import Device, parse_device
 from gpunet.errors import DeviceError, KernelError
 from gpunet.specs import TensorSpec
+from tests.fake_cuda import Bindings, Driver, Runtime
 
 WITHOUT_CUPY = importlib.util.find_spec("cupy_backends") is None
 
@@ -40,6 +40,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
         nvrtc, "compile_module", lambda module, arch: nvrtc.Cubin(f"{module} {arch}".encode())
     )
     return CudaBackend(Device("cuda"), fake(memory=64 << 20))
+
+
+@pytest.fixture
+def relu(monkeypatch: pytest.MonkeyPatch) -> signature.Kernel:
+    monkeypatch.setattr(signature, "declared", {})
+    return signature.Kernel("activation", "relu_fwd", "const T* x, T* y, int64 n", T=["float32"])
 
 
 def context(backend: CudaBackend, stream: Any = None) -> Any:
@@ -72,11 +78,11 @@ def test_large_copies_go_in_pieces(backend: CudaBackend) -> None:
     assert backend.cuda.runtime.copies == [4 << 20, 4 << 20, (1 << 20) + 3] * 2
 
 
-def test_a_launch(backend: CudaBackend) -> None:
+def test_a_launch(backend: CudaBackend, relu: signature.Kernel) -> None:
     x = Buffer.from_numpy(backend, np.array([-1, 2, -3, 4], np.float32), "x")
     y = Buffer.empty(backend, x.spec, "y")
     run = launch.prepare(
-        context(backend), activation._RELU_FWD, (x.dtype,), (x, y, 4), launch.elementwise(4), shared=64 << 10
+        context(backend), relu, (x.dtype,), (x, y, 4), launch.elementwise(4), shared=64 << 10
     )
     driver = backend.cuda.driver
     run()
@@ -88,11 +94,11 @@ def test_a_launch(backend: CudaBackend) -> None:
     assert backend.function("activation", "relu_fwd_f32") is backend.function("activation", "relu_fwd_f32")
 
 
-def test_a_launch_that_fails(backend: CudaBackend) -> None:
+def test_a_launch_that_fails(backend: CudaBackend, relu: signature.Kernel) -> None:
     with pytest.raises(KernelError, match=r"module activation.cu has no kernel 'silu_fwd_f32'"):
         backend.function("activation", "silu_fwd_f32")
     x = Buffer.from_numpy(backend, np.zeros(4, np.float32), "x")
-    run = launch.prepare(context(backend), activation._RELU_FWD, (x.dtype,), (x, x, 4), (2, 2048))
+    run = launch.prepare(context(backend), relu, (x.dtype,), (x, x, 4), (2, 2048))
     with pytest.raises(
         KernelError,
         match=r"'relu_fwd_f32' failed on cuda:0 with 2x1x1 blocks of 2048x1x1 threads and 0 bytes",
@@ -115,13 +121,11 @@ def test_events_order_streams(backend: CudaBackend) -> None:
         backend.stream.wait(SimpleNamespace())  # type: ignore[arg-type]
 
 
-def test_a_block_used_on_two_streams_waits_for_both(backend: CudaBackend) -> None:
+def test_a_block_used_on_two_streams_waits_for_both(backend: CudaBackend, relu: signature.Kernel) -> None:
     other = backend.new_stream()
     x = Buffer.from_numpy(backend, np.zeros(1000, np.float32), "x")
     y = Buffer.empty(backend, x.spec, "y")
-    run = launch.prepare(
-        context(backend, other), activation._RELU_FWD, (x.dtype,), (x, y, 1000), launch.elementwise(1000)
-    )
+    run = launch.prepare(context(backend, other), relu, (x.dtype,), (x, y, 1000), launch.elementwise(1000))
     run()
     pointers = {x.pointer, y.pointer}
     del run, x, y
@@ -251,7 +255,7 @@ def test_cupy_takes_these_arguments(module: str, name: str, count: int) -> None:
     assert len([p for p in inside.split(",") if p.strip()]) == count, signature
 
 
-@pytest.mark.parametrize(("name", "value"), CONSTANTS.items(), ids=CONSTANTS)
+@pytest.mark.parametrize(("name", "value"), list(CONSTANTS.items()), ids=list(CONSTANTS))
 def test_constants_of_cupy(name: str, value: int) -> None:
     assert getattr(bindings("runtime"), name) == value
 
