@@ -18,7 +18,7 @@ from gpunet.errors import DeviceError, GpunetError, KernelError
 from gpunet.graph import Graph, Node, Value
 from gpunet.kernels import Kernel, KernelContext
 from gpunet.memory_plan import MemoryPlan, plan
-from gpunet.schedule import Item, Schedule, schedule
+from gpunet.schedule import Item, Lane, Schedule, order, schedule
 from gpunet.specs import TensorSpec
 from gpunet.storage import Storage, assign, dependencies
 
@@ -44,7 +44,8 @@ def compile_graph(
 ) -> Compiled:
     """Storage, schedule and memory plan of a graph that all passes have run on."""
     places = assign(graph, kept)
-    made = schedule(graph.nodes, dependencies(graph.nodes, places), lanes)
+    nodes = [node for node in graph.nodes if not node.constant]
+    made = schedule(nodes, dependencies(nodes, places), lanes)
     return Compiled(graph, places, made, plan(made, places, share=plan_memory))
 
 
@@ -54,11 +55,13 @@ class Binding:
 
     Attributes:
         steps: in the order of the schedule.
+        constants: steps that run once, before the others, and again when an entry that they read has changed.
         values: storage of each value: arrays on the host, buffers elsewhere.
         entries, finals: storage of blobs at the start and at the end, by (blob, device).
     """
 
     steps: list[Step] = field(default_factory=list)
+    constants: list[Step] = field(default_factory=list)
     values: dict[Value, Any] = field(default_factory=dict)
     entries: dict[tuple[str, Device], Any] = field(default_factory=dict)
     finals: dict[tuple[str, Device], Any] = field(default_factory=dict)
@@ -109,7 +112,10 @@ def bind(program: Program, compiled: Compiled) -> Binding:
         for value in values:
             if compiled.places[value].blob:
                 result.finals[value.name, value.device] = result.values[value]
-    result.steps = _make_steps(program, compiled.schedule, result.values)
+    constants = [node for node in compiled.graph.nodes if node.constant]
+    once = order(constants, [Lane(node.device) for node in constants], [set() for _ in constants])
+    result.constants = _make_steps(program, once.items, result.values)
+    result.steps = _make_steps(program, compiled.schedule.items, result.values)
     return result
 
 
@@ -136,6 +142,8 @@ def _output(
             return workspace.allocate(value.name, spec, value.device)
         if spec.dtype.hasobject:
             return np.full(spec.shape, b"", dtype=object)
+        if storage.constant:
+            return _own_memory(value, spec)
         return view(arenas[value.device], compiled.memory.offsets[storage], spec, value.name)
     found = values[source]
     if (found.shape, found.dtype) != (spec.shape, spec.dtype):
@@ -145,19 +153,25 @@ def _output(
     return found
 
 
+def _own_memory(value: Value, spec: TensorSpec) -> Any:
+    if value.device == CPU:
+        return view(aligned_bytes(spec.nbytes), 0, spec, value.name)
+    return Buffer.empty(backend(value.device), spec, value.name)
+
+
 def _reshaped(storage: Any, spec: TensorSpec) -> Any:
     if isinstance(storage, Buffer):
         return storage.view(spec.shape, spec.dtype)
     return storage.reshape(-1).view(spec.dtype).reshape(spec.shape)
 
 
-def _make_steps(program: Program, made: Schedule, values: Mapping[Value, Any]) -> list[Step]:
-    wanted = [_wanted_scratch(item.node) for item in made.items]
+def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, Any]) -> list[Step]:
+    wanted = [_wanted_scratch(item.node) for item in items]
     offsets = [_offsets(specs) for specs in wanted]
-    for item, places in zip(made.items, offsets, strict=True):
+    for item, places in zip(items, offsets, strict=True):
         program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
     steps = []
-    for item, specs, places in zip(made.items, wanted, offsets, strict=True):
+    for item, specs, places in zip(items, wanted, offsets, strict=True):
         inputs = tuple(values[v] for v in item.node.inputs)
         outputs = tuple(values[v] for v in item.node.outputs)
         stream = program.stream(item.lane)

@@ -91,19 +91,22 @@ class Slot:
 class Blob:
     """A named value of a workspace, with a slot for each device that had it.
 
-    ``valid`` are the devices whose slot holds the present value; ``spec`` describes it. On the host the value
-    may be an array (a tensor; ``object`` arrays hold byte strings), ``bytes``, a :class:`QuantizedTensor`, or
-    any other object (opaque). Only the workspace and its programs change a blob, since programs hold on to
-    the storage.
+    ``valid`` are the devices whose slot holds the present value; ``spec`` describes it; ``version`` counts
+    its changes where ``watched`` is set (programs keep constants that were computed from it). On the host the
+    value may be an array (a tensor; ``object`` arrays hold byte strings), ``bytes``, a
+    :class:`QuantizedTensor`, or any other object (opaque). Only the workspace and its programs change a blob,
+    since programs hold on to the storage.
     """
 
-    __slots__ = ("name", "slots", "spec", "valid")
+    __slots__ = ("name", "slots", "spec", "valid", "version", "watched")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.spec: BlobSpec | None = None
         self.valid: frozenset[Device] = frozenset()
         self.slots: dict[Device, Slot] = {}
+        self.version = 0
+        self.watched = False
 
     def slot(self, device: Device) -> Slot:
         """The slot of a device, made empty if there is none."""
@@ -115,6 +118,7 @@ class Blob:
     def commit(self, spec: BlobSpec | None, valid: frozenset[Device]) -> None:
         """Declares where the present value is and what it looks like."""
         self.spec, self.valid = spec, valid
+        self.version += 1
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:

@@ -50,6 +50,11 @@ class Node:
     index: int
     device: Device = CPU
     kernel: Kernel | None = None
+    #: Outputs that a pass lets share the memory of an input: {output: input}.
+    shares: dict[int, int] = field(default_factory=dict)
+    #: Whether the outputs are the same in every run as long as the entries that it reads are: then it runs
+    #: once.
+    constant: bool = False
 
     @property
     def where(self) -> str:
@@ -60,14 +65,17 @@ class Node:
         return f"[copy] blob {source.name!r} from {source.device} to {target.device}"
 
     def aliased(self, output: int) -> Value | None:
-        """The input that output number ``output`` is written in place of."""
+        """The input whose memory output number ``output`` is written to."""
+        if output in self.shares:
+            return self.inputs[self.shares[output]]
         if self.op is None or self.op.outputs[output] not in self.op.inputs:
             return None
         return self.inputs[self.op.inputs.index(self.op.outputs[output])]
 
     def __repr__(self) -> str:
         kind = "copy" if self.op is None else self.op.type
-        return f"{kind} on {self.device}: {list(self.inputs)} -> {list(self.outputs)}"
+        once = "constant " if self.constant else ""
+        return f"{once}{kind} on {self.device}: {list(self.inputs)} -> {list(self.outputs)}"
 
 
 @dataclass
@@ -98,8 +106,8 @@ def build(
             made: what the blob is. Raises where it holds nothing.
 
     Returns:
-        The graph, and the position of the first operator that is not in it: a dynamic one, whose output shapes
-        depend on data, or the end.
+        The graph, and the position of the first operator that is not in it: a dynamic one, whose output
+        shapes depend on data, or the end.
 
     Raises:
         What inference raises, located at the operator.

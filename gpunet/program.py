@@ -168,6 +168,8 @@ class StaticSegment(Segment):
         self._execute: Callable[[], None] = run_simple([])
         self._entries: list[tuple[Blob, Device]] = []
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
+        self._sources: list[Blob] = []
+        self._versions: list[int] | None = None
 
     def run(self) -> None:
         """Runs the bound steps, once what they read is where they read it."""
@@ -175,6 +177,8 @@ class StaticSegment(Segment):
             if device not in blob.valid:
                 self.program.workspace.bring(blob.name, device)
         try:
+            if self._versions is not None:
+                self._refresh_constants()
             self._execute()
         except StepFailed as failure:
             blame(failure.error, failure.node.where)
@@ -184,14 +188,42 @@ class StaticSegment(Segment):
     def bind(self) -> None:
         """Makes the segment ready to run on the blobs as they are now; sets where it stops."""
         workspace = self.program.workspace
-        if not self._holds(workspace):
+        if not self._holds(workspace) or self._unwatched():
             self._bind(workspace)
         self.epoch = workspace.epoch if self._stable else -1
+
+    def _refresh_constants(self) -> None:
+        """Computes the constants anew if a blob that they come from has changed."""
+        versions = [blob.version for blob in self._sources]
+        if versions != self._versions:
+            run_simple(self.binding.constants)()
+            self._versions = versions
+
+    def _watch_sources(self, workspace: Workspace) -> None:
+        """Looks after the blobs that constants come from: programs that write them must say so."""
+        nodes = [step.node for step in self.binding.constants]
+        self._sources = [
+            workspace.blob(v.name) for v in dict.fromkeys(v for n in nodes for v in n.inputs if v.entry)
+        ]
+        self._versions = [-1] if nodes else None
+        if not all(blob.watched for blob in self._sources):
+            # Programs that are bound already learn of it when they bind again.
+            workspace.epoch += 1
+        for blob in self._sources:
+            blob.watched = True
 
     def _holds(self, workspace: Workspace) -> bool:
         bound = self.binding.entries | self.binding.finals
         return self._stable and all(
             workspace.storage(name, device) is storage for (name, device), storage in bound.items()
+        )
+
+    def _unwatched(self) -> bool:
+        """Whether it writes a blob that has come to be watched since it was bound."""
+        announced = {blob for blob, _, _ in self._finals}
+        return any(
+            blob.watched and blob not in announced
+            for blob in (self.program.workspace.blob(name) for name, _ in self.binding.finals)
         )
 
     def _bind(self, workspace: Workspace) -> None:
@@ -212,10 +244,11 @@ class StaticSegment(Segment):
             # Nothing can go stale between runs, so this is said once.
             for blob, spec, valid in committed:
                 blob.commit(spec, valid)
-            self._entries, self._finals = [], []
+            self._entries, self._finals = [], [entry for entry in committed if entry[0].watched]
         else:
             self._entries = [(workspace.blob(name), device) for name, device in binding.entries]
             self._finals = committed
+        self._watch_sources(workspace)
         # Where a run leaves another shape in a blob that it starts from, the next run starts from that one.
         self._stable = all(binding.finals.get(key, value) is value for key, value in binding.entries.items())
 
@@ -236,7 +269,12 @@ class StaticSegment(Segment):
 
         program, options = self.program, self.program.options
         graph, self.stop = build(program.operators, self.start, spec_of)
-        kept = program.kept(self.stop)
+        entries = {value.name for value in graph.entries}
+        visible = program.kept(self.stop)
+
+        def kept(name: str) -> bool:
+            return name in entries or visible(name)
+
         context = PassContext(workspace.device, workspace.strict, kept)
         graph = run_passes(graph, context, options.without)
         compiled = compile_graph(graph, kept, options.lanes, plan_memory=MEMORY_PLAN not in options.without)

@@ -19,18 +19,20 @@ class Storage:
         blob: the blob that owns the place and keeps it after a run; empty for values that nothing outside
             sees.
         nbytes: size of the largest value.
+        constant: whether it holds a constant, which is computed once and stays.
         values: all values that live here, in the order in which they are written.
     """
 
     device: Device
     blob: str = ""
     nbytes: int = 0
+    constant: bool = False
     values: list[Value] = field(default_factory=list)
 
     @property
     def internal(self) -> bool:
         """Whether the place may be given to other values when its own are no longer needed."""
-        return not self.blob
+        return not self.blob and not self.constant
 
 
 def assign(graph: Graph, kept: Callable[[str], bool]) -> dict[Value, Storage]:
@@ -56,7 +58,7 @@ def assign(graph: Graph, kept: Callable[[str], bool]) -> dict[Value, Storage]:
             elif kept(value.name):
                 _put(places, value, blob(value))
             else:
-                _put(places, value, Storage(value.device))
+                _put(places, value, Storage(value.device, constant=node.constant))
     return places
 
 

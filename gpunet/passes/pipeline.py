@@ -9,7 +9,11 @@ from typing import Final
 from gpunet.devices import Device
 from gpunet.errors import NetError
 from gpunet.graph import Graph
+from gpunet.passes.common_subexpressions import merge_common_subexpressions
+from gpunet.passes.constants import fold_constants
+from gpunet.passes.dead_code import remove_dead_code
 from gpunet.passes.placement import insert_copies, place
+from gpunet.passes.sharing import share_in_place
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,14 @@ class Pass:
 
 
 PASSES: Final[list[Pass]] = [
+    Pass("dead_code", lambda graph, context: remove_dead_code(graph, context.kept)),
+    Pass("common_subexpressions", lambda graph, context: merge_common_subexpressions(graph, context.kept)),
+    Pass("constants", lambda graph, context: fold_constants(graph, context.kept)),
     Pass(
         "placement", lambda graph, context: place(graph, context.home, strict=context.strict), optional=False
     ),
     Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
+    Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]
 #: The memory plan is made after the schedule, by the program; it can be switched off like a pass.
 MEMORY_PLAN: Final = "memory_plan"

@@ -87,6 +87,7 @@ def insert_copies(graph: Graph) -> Graph:
     nodes: list[Node] = []
     entries: list[Value] = []
     there: dict[tuple[Value, Device], Value] = {}
+    constants: set[Value] = set()
     for node in graph.nodes:
         inputs = []
         for value in node.inputs:
@@ -96,21 +97,25 @@ def insert_copies(graph: Graph) -> Graph:
                 entries.append(there[key])
             elif value.device != node.device and key not in there:
                 there[key] = Value(value.name, value.spec, node.device)
-                nodes.extend(_copies(value, there[key], node.index))
+                nodes.extend(_copies(value, there[key], node.index, constant=value in constants))
+                if value in constants:
+                    constants.add(there[key])
                 if graph.finals.get(value.name) and graph.finals[value.name][0] is value:
                     graph.finals[value.name].append(there[key])
             inputs.append(there.get(key, value))
         node.inputs = tuple(inputs)
         nodes.append(node)
+        if node.constant:
+            constants.update(node.outputs)
     return Graph(nodes, entries, graph.finals)
 
 
-def _copies(source: Value, target: Value, index: int) -> list[Node]:
+def _copies(source: Value, target: Value, index: int, *, constant: bool) -> list[Node]:
     if CPU in (source.device, target.device):
-        return [Node(None, (source,), (target,), index, target.device)]
+        return [Node(None, (source,), (target,), index, target.device, constant=constant)]
     # Between two devices by way of the host.
     middle = Value(source.name, source.spec, CPU)
     return [
-        Node(None, (source,), (middle,), index, CPU),
-        Node(None, (middle,), (target,), index, target.device),
+        Node(None, (source,), (middle,), index, CPU, constant=constant),
+        Node(None, (middle,), (target,), index, target.device, constant=constant),
     ]

@@ -1,0 +1,58 @@
+"""Common subexpressions: what is computed twice from the same values is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from gpunet.graph import Graph, Node, Value
+
+
+def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Graph:
+    """Leaves out a node that equals an earlier one: same type, arguments, engine, device and inputs.
+
+    Random, dynamic and in-place operators, and those whose outputs are kept or are inputs of an in-place
+    operator, stay as they are.
+    """
+    overwritten = {
+        value
+        for node in graph.nodes
+        for o in range(len(node.outputs))
+        if (value := node.aliased(o)) is not None
+    }
+    first: dict[Hashable, Node] = {}
+    replaced: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.nodes:
+        node.inputs = tuple(replaced.get(value, value) for value in node.inputs)
+        if not _mergeable(node) or any(kept(v.name) or v in overwritten for v in node.outputs):
+            nodes.append(node)
+            continue
+        original = first.setdefault(_key(node), node)
+        usable = original is not node and not any(v in overwritten for v in original.outputs)
+        if usable and len(original.outputs) == len(node.outputs):
+            replaced.update(zip(node.outputs, original.outputs, strict=True))
+        else:
+            nodes.append(node)
+    finals = {name: values for name, values in graph.finals.items() if not any(v in replaced for v in values)}
+    return Graph(nodes, graph.entries, finals)
+
+
+def _mergeable(node: Node) -> bool:
+    op = node.op
+    return (
+        op is not None
+        and bool(op.outputs)
+        and not op.schema.random
+        and not op.dynamic
+        and not op.schema.host
+        and all(node.aliased(o) is None for o in range(len(node.outputs)))
+    )
+
+
+def _key(node: Node) -> Hashable:
+    op = node.op
+    if op is None:
+        return id(node)
+    arguments = tuple(sorted(arg.SerializeToString(deterministic=True) for arg in op.definition.arg))
+    device = op.definition.device_option.SerializeToString(deterministic=True)
+    return op.type, op.definition.engine, device, arguments, node.inputs, len(node.outputs)

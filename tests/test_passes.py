@@ -1,0 +1,142 @@
+"""Passes, one by one: what each changes, and what it must leave alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpunet
+from gpunet.definitions import make_operator
+from gpunet.passes.pipeline import PASSES
+from gpunet.proto import NetDef, OperatorDef
+
+ALL = [p.name for p in PASSES if p.optional]
+
+
+def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
+    return make_operator(type, inputs.split(), outputs.split(), **args)
+
+
+def ran(
+    ops: list[OperatorDef], only: str = "", *, keep=("y",), runs: int = 1, feed=None
+) -> tuple[gpunet.Workspace, list]:
+    """A workspace after runs of the net, and the nodes of its (only) segment. ``only``: all other passes are off."""
+    ws = gpunet.Workspace("cpu")
+    for name, value in (feed or {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}).items():
+        ws.feed(name, value)
+    without = [name for name in ALL if only and name != only]
+    ws.create(NetDef(name="n", op=ops), keep=keep, without=without)
+    ws.run("n", runs)
+    return ws, ws.program("n").segments()[0].compiled.graph.nodes
+
+
+def types(nodes: list) -> list[str]:
+    return [node.op.type for node in nodes]
+
+
+def test_dead_code_goes_and_what_is_kept_stays():
+    ops = [op("Relu", "x", "a"), op("Tanh", "a", "unused"), op("Tanh", "a", "y"), op("Sqr", "unused", "too")]
+    assert types(ran(ops, "dead_code")[1]) == ["Relu", "Tanh"]
+    assert types(ran(ops, "dead_code", keep=["y", "too"])[1]) == ["Relu", "Tanh", "Tanh", "Sqr"]
+    assert types(ran(ops, "dead_code", keep=None)[1]) == types(ran(ops, "in_place", keep=["y"])[1])
+
+
+def test_dead_code_keeps_writes_of_blobs_from_outside():
+    ops = [op("Sum", "state x", "state"), op("Relu", "x", "y")]
+    feed = {"x": np.ones(2, dtype=np.float32), "state": np.zeros(2, dtype=np.float32)}
+    ws, nodes = ran(ops, feed=feed, runs=3)
+    assert types(nodes) == ["Sum", "Relu"]
+    assert ws.fetch("state").tolist() == [3, 3]
+
+
+def test_equal_operators_are_merged():
+    ops = [
+        op("Relu", "x", "a"),
+        op("Relu", "x", "b"),
+        op("Scale", "x", "c", scale=2.0),
+        op("Sum", "a b c", "y"),
+    ]
+    ws, nodes = ran(ops, "common_subexpressions")
+    assert types(nodes) == ["Relu", "Scale", "Sum"]
+    np.testing.assert_array_equal(ws.fetch("y"), 4 * np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        op("Scale", "x", "b", scale=3.0),
+        op("Scale", "x2", "b", scale=2.0),
+        op("Scale", "x", "b", scale=2.0, engine="OTHER"),
+    ],
+)
+def test_operators_that_differ_are_not_merged(second):
+    feed = {"x": np.ones(2, dtype=np.float32), "x2": np.ones(2, dtype=np.float32)}
+    _, nodes = ran(
+        [op("Scale", "x", "a", scale=2.0), second, op("Sum", "a b", "y")], "common_subexpressions", feed=feed
+    )
+    assert len(nodes) == 3
+
+
+def test_random_and_overwritten_operators_are_not_merged():
+    ops = [
+        op("UniformFill", "", "a", shape=[3]),
+        op("UniformFill", "", "b", shape=[3]),
+        op("Sub", "a b", "y"),
+    ]
+    ws, _ = ran(ops)
+    assert np.abs(ws.fetch("y")).min() > 0
+    ops = [op("Tanh", "x", "a"), op("Tanh", "x", "b"), op("Sum", "a a", "a"), op("Sub", "a b", "y")]
+    ws, _ = ran(ops)
+    np.testing.assert_allclose(
+        ws.fetch("y"), np.tanh(np.arange(6, dtype=np.float32)).reshape(2, 3), rtol=1e-6
+    )
+
+
+def test_constants_are_computed_once():
+    ops = [
+        op("ConstantFill", "", "c", shape=[2, 3], value=2.0),
+        op("Sqr", "c", "d"),
+        op("Mul", "x d", "y"),
+        op("UniformFill", "", "r", shape=[1]),
+    ]
+    ws, nodes = ran(ops, "constants", keep=["y", "r"], runs=2)
+    assert [node.constant for node in nodes] == [True, True, False, False]
+    np.testing.assert_array_equal(ws.fetch("y"), 4 * np.arange(6).reshape(2, 3))
+    ws.feed("x", np.ones((2, 3), dtype=np.float32))
+    ws.run("n")
+    np.testing.assert_array_equal(ws.fetch("y"), np.full((2, 3), 4))
+
+
+def test_constants_that_are_overwritten_or_kept_are_made_each_run():
+    ops = [op("ConstantFill", "", "c", shape=[2], value=1.0), op("Sum", "c c", "c"), op("Copy", "c", "y")]
+    ws, nodes = ran(ops, runs=3)
+    assert ws.fetch("y").tolist() == [2, 2] and not nodes[0].constant
+    assert not ran(ops[:1], keep=["c"])[1][0].constant
+
+
+def test_outputs_take_the_place_of_inputs_that_die():
+    ops = [
+        op("Tanh", "x", "a"),
+        op("Relu", "a", "b"),
+        op("Reshape", "b", "c old", shape=[3, 2]),
+        op("Sqr", "c", "y"),
+    ]
+    ws, _ = ran(ops, "in_place")
+    compiled = ws.program("n").segments()[0].compiled
+    assert sum(compiled.memory.arenas.values()) <= 2 * 256
+    shared = {places.name: storage for places, storage in compiled.places.items()}
+    assert shared["a"] is shared["b"] is shared["c"]
+    np.testing.assert_allclose(
+        ws.fetch("y"), np.tanh(np.arange(6, dtype=np.float32)).reshape(3, 2) ** 2, rtol=1e-6
+    )
+
+
+def test_inputs_that_live_on_are_not_overwritten():
+    ops = [op("Tanh", "x", "a"), op("Relu", "a", "b"), op("Sub", "b a", "c"), op("Sum", "c a", "y")]
+    ws, _ = ran(ops, "in_place")
+    np.testing.assert_allclose(
+        ws.fetch("y"), np.tanh(np.arange(6, dtype=np.float32)).reshape(2, 3), rtol=1e-6
+    )
+    ops = [op("Reshape", "x", "v old", shape=[6]), op("Relu", "v", "v"), op("Sum", "x x", "y")]
+    ws, _ = ran(ops, "in_place")
+    np.testing.assert_array_equal(ws.fetch("x"), np.arange(6).reshape(2, 3))
