@@ -15,6 +15,7 @@ from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import matmul as matmul
+from gpunet.cuda_kernels import optimizer as optimizer
 from gpunet.cuda_kernels import pooling as pooling
 from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import softmax as softmax

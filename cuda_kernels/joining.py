@@ -26,7 +26,7 @@ from gpunet.specs import Shape, TensorSpec
 def _part_launch(
     ctx: KernelContext, part: Buffer, whole: Buffer, axis: int, first: int, size: int, *, join: bool
 ) -> Launch:
-    """Copies ``part`` to the positions of ``whole`` from ``first`` on along ``axis``, or (not ``join``) back."""
+    """Copies ``part`` to ``whole``, from position ``first`` on along ``axis``, or (not ``join``) back."""
     outer, inner = math.prod(whole.shape[:axis]), math.prod(whole.shape[axis + 1 :])
     width = size * inner
     shape, small, large = (outer, width), (width, 1), (whole.shape[axis] * inner, 1)

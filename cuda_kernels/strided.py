@@ -1,7 +1,7 @@
 """Copies between strided places of two buffers: what transposing, joining and cutting are made of.
 
-They move bytes, so element types do not matter: elements are handled as whole numbers of their size, and neighbours
-that always move together as larger ones.
+They move bytes, so element types do not matter: elements are handled as whole numbers of their size, and
+neighbours that always move together as larger ones.
 """
 
 from __future__ import annotations
@@ -73,10 +73,13 @@ def strided_launch(
 
     Args:
         ctx: the context of the operator.
-        x, y: buffers of one element type.
+        x: the source.
+        y: the target, of the same element type.
         shape: how many elements are copied in each dimension.
-        x_strides, y_strides: in elements, one a dimension; 0 in ``x_strides`` repeats.
-        x_first, y_first: where the first element lies.
+        x_strides: of the source in elements, one a dimension; 0 repeats it.
+        y_strides: of the target.
+        x_first: where the first element lies in the source.
+        y_first: where it lies in the target.
     """
     if 0 in shape:
         return nothing
