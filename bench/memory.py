@@ -6,7 +6,7 @@ Each case runs in a process of its own, twice:
   before the workspace was made, by `tracemalloc`, to which NumPy reports its arrays.
 - *resident*: the greatest resident memory of the process (VmHWM of Linux) during three steps, less what was
   resident before the workspace was made. It also counts what BLAS keeps for itself and what the allocator
-  loses.
+  loses, some megabytes whatever the net.
 
 The counterpart is the sum of all tensors of the workspace after the last step (parameters, their gradients
 and momenta, activations and their gradients): all of them can be fetched then, so all are live. Memory that
@@ -31,6 +31,7 @@ from .timing import Effort
 
 FIGURE = "memory"
 STEPS = 3
+WARM_UP = training.Case("mlp", batch=1, channels=1, side=4)
 #: Of Linux; the first resets the peak when `5` is written to it.
 CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 MIB = 1 / 2**20
@@ -84,12 +85,10 @@ def _resident(field: str) -> int:
 def _probe(kind: str, number: int) -> tuple[int, int]:
     """Bytes at the peak, and bytes of all tensors."""
     case = training.CASES[number]
+    # Modules and caches come once in a process: the smallest step brings them.
+    training.start(WARM_UP)[-1]()
     if kind == "allocated":
-        # What Python allocates once in a process, for modules and caches, is not the step's.
-        training.start(case._replace(batch=1))[-1]()
         tracemalloc.start()
-    else:
-        training.make_model(case)
     before = tracemalloc.get_traced_memory()[0] if kind == "allocated" else _resident("VmRSS")
     _, workspace, step = training.start(case)
     if kind == "allocated":
