@@ -48,6 +48,29 @@ def one_block(count: int) -> Grid:
     return 1, threads
 
 
+def columns(count: int, depth: int) -> tuple[int, int]:
+    """(across, threads) for kernels in which a block reduces ``across`` neighbouring columns of ``depth``
+    elements, ``threads // across`` threads a column.
+
+    Both are powers of two. Where columns are short, a thread has one to itself.
+    """
+
+    def power(n: int, limit: int) -> int:
+        found = 1
+        while found < min(n, limit):
+            found *= 2
+        return found
+
+    deep = power(depth, THREADS // power(count, 32))
+    across = power(count, THREADS // deep)
+    return across, max(32, across * deep)
+
+
+def blocks(count: int, threads: int) -> Grid:
+    """(blocks, threads) for kernels whose blocks stride over ``count`` pieces of work."""
+    return max(1, min(count, MAX_BLOCKS)), threads
+
+
 def prepare(
     ctx: KernelContext,
     kernel: Kernel,
