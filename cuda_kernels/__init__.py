@@ -14,11 +14,12 @@ from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import joining as joining
+from gpunet.cuda_kernels import loss as loss
 from gpunet.cuda_kernels import matmul as matmul
 from gpunet.cuda_kernels import optimizer as optimizer
 from gpunet.cuda_kernels import pooling as pooling
-from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import reduction as reduction
+from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import softmax as softmax
 from gpunet.cuda_kernels import total as total
 from gpunet.cuda_kernels import unary as unary
