@@ -1,4 +1,7 @@
-"""Launchers of the dense parameter updates. Rates and iteration numbers are read by the kernels, never on the host."""
+"""Launchers of the dense parameter updates.
+
+Rates and iteration numbers are read by the kernels, never on the host.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ _RMSPROP = _declare(
 )
 _ADAM = _declare(
     "adam_fwd",
-    "const T* w, const T* m, const T* v, const T* g, const L* lr, const int64* iteration, T* new_w, T* new_m, "
-    "T* new_v, T* effective, int64 n, double beta1, double beta2, double epsilon",
+    "const T* w, const T* m, const T* v, const T* g, const L* lr, const int64* iteration, T* new_w, "
+    "T* new_m, T* new_v, T* effective, int64 n, double beta1, double beta2, double epsilon",
 )
 _FTRL = _declare(
     "ftrl_fwd",
@@ -87,8 +90,8 @@ _STORM_TOTAL = Kernel(
 _YELLOWFIN = Kernel(
     "optimizer",
     "yellowfin_fwd",
-    "const T* w, const T* m, const T* lr, const T* mu, const T* g_avg, const T* g2_avg, const T* g, T* new_w, "
-    "T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, double beta, int32 nesterov",
+    "const T* w, const T* m, const T* lr, const T* mu, const T* g_avg, const T* g2_avg, const T* g, "
+    "T* new_w, T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, double beta, int32 nesterov",
     T=_REALS,
 )
 _YELLOWFIN_TUNE = Kernel(

@@ -20,16 +20,17 @@ from gpunet.cuda_kernels.signature import INDICES, Kernel
 from gpunet.kernels import KernelContext
 from gpunet.specs import Shape
 
-_MOVED: Final = ("uint8", "uint16", "int32", "int64")
+#: Element types that stand for all of their size.
+MOVED: Final = ("uint8", "uint16", "int32", "int64")
 _ENDS: Final = "const T* x, T* y, int64 x_first, int64 y_first"
-_ROWS = Kernel("shaping", "copy_rows", f"{_ENDS}, int64 n, int64 width, int64 x_step, int64 y_step", T=_MOVED)
-_STRIDED = Kernel("shaping", "copy_strided", f"{_ENDS}, {STRIDED}", T=_MOVED)
+_ROWS = Kernel("shaping", "copy_rows", f"{_ENDS}, int64 n, int64 width, int64 x_step, int64 y_step", T=MOVED)
+_STRIDED = Kernel("shaping", "copy_strided", f"{_ENDS}, {STRIDED}", T=MOVED)
 _TILES = Kernel(
     "shaping",
     "transpose_tiles",
     f"{_ENDS}, int64 batch, int64 rows, int64 columns, int64 x_batch, int64 x_step, int64 y_batch, "
     "int64 y_step",
-    T=_MOVED,
+    T=MOVED,
 )
 _AT_ONCE: Final = 8
 _NUMBERS = Kernel(
@@ -84,14 +85,17 @@ def strided_launch(
     if 0 in shape:
         return nothing
     groups = collapse(shape, x_strides, y_strides)
-    width = _unit(x, y, groups, x_first, y_first)
+    width = 1
+    if groups and groups[-1][1] == (1, 1):
+        steps = [step for _, strides in groups[:-1] for step in strides]
+        width = widest((x, y), (groups[-1][0], x_first, y_first, *steps))
     if width > 1:
         size, _ = groups[-1]
         groups = [(n, (a // width, b // width)) for n, (a, b) in groups[:-1]]
         groups += [(size // width, (1, 1))] if size > width else []
         x_first, y_first = x_first // width, y_first // width
-    moved = np.dtype(_MOVED[(x.dtype.itemsize * width).bit_length() - 1])
-    ends = (_as_type(x, moved), _as_type(y, moved), x_first, y_first)
+    moved, source, target = as_moved(width, x, y)
+    ends = (source, target, x_first, y_first)
     n = math.prod(size for size, _ in groups)
     tiles = _transposed(groups)
     if tiles is not None:
@@ -100,32 +104,39 @@ def strided_launch(
         return prepare(ctx, _TILES, (moved,), (*ends, *tiles), grid)
     if not groups or (len(groups) <= 2 and groups[-1][1] == (1, 1)):
         inner = groups[-1][0] if groups else 1
-        steps = groups[0][1] if len(groups) == 2 else (inner, inner)
-        return prepare(ctx, _ROWS, (moved,), (*ends, n, inner, *steps), elementwise(n))
+        row_steps = groups[0][1] if len(groups) == 2 else (inner, inner)
+        return prepare(ctx, _ROWS, (moved,), (*ends, n, inner, *row_steps), elementwise(n))
     padded = [(1, (0, 0))] * (_MAX_GROUPS - len(groups)) + groups
     sizes = [size for size, _ in padded[1:]]
     strides = [stride[operand] for operand in (0, 1) for _, stride in padded]
     return prepare(ctx, _STRIDED, (moved,), (*ends, n, *sizes, *strides), elementwise(n))
 
 
-def _unit(x: Buffer, y: Buffer, groups: list[Group], x_first: int, y_first: int) -> int:
-    """How many elements can be moved as one, of up to eight bytes."""
-    if not groups or groups[-1][1] != (1, 1):
-        return 1
-    itemsize = x.dtype.itemsize
+def widest(buffers: Sequence[Buffer], numbers: Sequence[int]) -> int:
+    """How many elements can be moved as one, of up to eight bytes.
+
+    All buffers, of one element type, must be aligned, and all ``numbers`` (sizes and distances in elements) be
+    multiples.
+    """
+    itemsize = buffers[0].dtype.itemsize
     width = 8 // itemsize
-    numbers = [groups[-1][0], x_first, y_first, *(s for _, strides in groups[:-1] for s in strides)]
     while width > 1 and (
-        any(n % width for n in numbers) or any(b.pointer % (width * itemsize) for b in (x, y))
+        any(n % width for n in numbers) or any(b.pointer % (width * itemsize) for b in buffers)
     ):
         width //= 2
     return width
 
 
-def _as_type(buffer: Buffer, dtype: np.dtype) -> Buffer:
-    """The buffer as whole numbers; bytes at the end that do not fill one are left out: nothing moves them."""
-    count = buffer.nbytes // dtype.itemsize
-    return Buffer(buffer.backend, buffer.memory, (count,), dtype, buffer.offset, buffer.name)
+def as_moved(width: int, *buffers: Buffer) -> tuple[Any, ...]:
+    """The type of :data:`MOVED` for ``width`` elements, and the buffers as that.
+
+    Elements at the end that do not fill one are left out: nothing moves them.
+    """
+    dtype = np.dtype(MOVED[(buffers[0].dtype.itemsize * width).bit_length() - 1])
+    views = [
+        Buffer(b.backend, b.memory, (b.nbytes // dtype.itemsize,), dtype, b.offset, b.name) for b in buffers
+    ]
+    return dtype, *views
 
 
 def _transposed(groups: list[Group]) -> tuple[int, ...] | None:
