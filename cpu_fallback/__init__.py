@@ -7,6 +7,7 @@ from gpunet.cpu_fallback import copying as copying
 from gpunet.cpu_fallback import dropout as dropout
 from gpunet.cpu_fallback import elementwise as elementwise
 from gpunet.cpu_fallback import fill as fill
+from gpunet.cpu_fallback import folding as folding
 from gpunet.cpu_fallback import function as function
 from gpunet.cpu_fallback import indexing as indexing
 from gpunet.cpu_fallback import joining as joining

@@ -179,7 +179,7 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
             steps.append(_copy_step(item, inputs[0], outputs[0], stream))
             continue
         block = program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
-        context = program.contexts[item.node.index]
+        context = program.context(item.node.op, item.node.index)
         context.scratch = tuple(view(block, at, s, "scratch") for at, s in zip(places, specs, strict=False))
         if stream is not None:
             context.stream = stream

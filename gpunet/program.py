@@ -62,6 +62,7 @@ class Program:
                 )
         self.contexts = self._make_contexts()
         self.memory = Memory()
+        self._added_contexts: dict[Operator, KernelContext] = {}
         self._external = frozenset(net.external_input)
         self._step_buffers: dict[Device, Buffer] = {}
         self._streams: dict[Lane, Stream] = {}
@@ -114,6 +115,14 @@ class Program:
             buffer = Buffer.from_numpy(backend(device), np.array([self.state.step], dtype=np.uint64), "step")
             self._step_buffers[device] = buffer
         return self._step_buffers[device]
+
+    def context(self, op: Operator, index: int) -> KernelContext:
+        """The context of an operator at a position of the net, or of one that a pass has put there."""
+        if self.operators[index] is op:
+            return self.contexts[index]
+        if op not in self._added_contexts:
+            self._added_contexts[op] = KernelContext(op, self.state, self.contexts[index].seed)
+        return self._added_contexts[op]
 
     def _bound_segment(self, start: int) -> Segment:
         """The segment that starts at an operator, bound to the blobs as they are now."""

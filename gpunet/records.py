@@ -44,7 +44,7 @@ def _accesses(members: Sequence[Value], values: dict[Value, Any], *, write: bool
 
 def _scratch(program: Program, node: Node) -> Iterator[Access]:
     if node.op is not None:
-        for block in program.contexts[node.index].scratch:
+        for block in program.context(node.op, node.index).scratch:
             yield _access(block, "scratch", write=True)
 
 

@@ -20,7 +20,10 @@ def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
 def ran(
     ops: list[OperatorDef], only: str = "", *, keep=("y",), runs: int = 1, feed=None
 ) -> tuple[gpunet.Workspace, list]:
-    """A workspace after runs of the net, and the nodes of its (only) segment. ``only``: all other passes are off."""
+    """A workspace after runs of the net, and the nodes of its (only) segment.
+
+    ``only``: all other passes are off.
+    """
     ws = gpunet.Workspace("cpu")
     for name, value in (feed or {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}).items():
         ws.feed(name, value)
@@ -110,7 +113,8 @@ def test_constants_are_computed_once():
 def test_constants_that_are_overwritten_or_kept_are_made_each_run():
     ops = [op("ConstantFill", "", "c", shape=[2], value=1.0), op("Sum", "c c", "c"), op("Copy", "c", "y")]
     ws, nodes = ran(ops, runs=3)
-    assert ws.fetch("y").tolist() == [2, 2] and not nodes[0].constant
+    assert ws.fetch("y").tolist() == [2, 2]
+    assert not nodes[0].constant
     assert not ran(ops[:1], keep=["c"])[1][0].constant
 
 
@@ -140,3 +144,58 @@ def test_inputs_that_live_on_are_not_overwritten():
     ops = [op("Reshape", "x", "v old", shape=[6]), op("Relu", "v", "v"), op("Sum", "x x", "y")]
     ws, _ = ran(ops, "in_place")
     np.testing.assert_array_equal(ws.fetch("x"), np.arange(6).reshape(2, 3))
+
+
+def convolution_and_norm(**norm) -> tuple[list[OperatorDef], dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    ops = [
+        op("Conv", "x w b", "c", kernel=3, pad=1),
+        op("SpatialBN", "c s t m v", "n", is_test=1, epsilon=0.1, **norm),
+        op("Relu", "n", "y"),
+    ]
+    feed = {name: rng.normal(size=4).astype(np.float32) for name in "bstm"}
+    feed |= {"x": rng.normal(size=(2, 3, 5, 5)).astype(np.float32), "v": np.abs(feed["m"]) + 1}
+    return ops, feed | {"w": rng.normal(size=(4, 3, 3, 3)).astype(np.float32)}
+
+
+def test_batch_norm_is_folded_into_the_convolution_and_follows_its_parameters():
+    ops, feed = convolution_and_norm()
+    want, _ = ran(ops, "in_place", feed=feed)
+    ws, nodes = ran(ops, "batch_norm_folding", feed=feed)
+    assert [(node.op.type, node.constant) for node in nodes] == [
+        ("FoldBatchNorm", True),
+        ("Conv", False),
+        ("Relu", False),
+    ]
+    np.testing.assert_allclose(ws.fetch("y"), want.fetch("y"), rtol=1e-4, atol=1e-5)
+    for workspace in (ws, want):
+        workspace.feed("s", np.array([1, 2, 3, 4], dtype=np.float32))
+        workspace.run("n")
+    np.testing.assert_allclose(ws.fetch("y"), want.fetch("y"), rtol=1e-4, atol=1e-5)
+
+
+def test_another_net_that_writes_the_parameters_is_noticed():
+    ops, feed = convolution_and_norm()
+    ws, _ = ran(ops, feed=feed)
+    ws.create(NetDef(name="train", op=[op("Scale", "s", "s", scale=2.0)]))
+    ws.run("train")
+    ws.run("n")
+    want, _ = ran(ops, "in_place", feed=feed | {"s": feed["s"] * 2})
+    np.testing.assert_allclose(ws.fetch("y"), want.fetch("y"), rtol=1e-4, atol=1e-5)
+    ws.run("train", 2)
+    ws.run("n")
+    want, _ = ran(ops, "in_place", feed=feed | {"s": feed["s"] * 8})
+    np.testing.assert_allclose(ws.fetch("y"), want.fetch("y"), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_stays_where_it_cannot_be_folded():
+    ops, feed = convolution_and_norm()
+    assert types(ran(ops, "batch_norm_folding", feed=feed, keep=["y", "c"])[1]) == [
+        "Conv",
+        "SpatialBN",
+        "Relu",
+    ]
+    twice = [*ops[:2], op("Sum", "n c", "y")]
+    assert types(ran(twice, "batch_norm_folding", feed=feed)[1]) == ["Conv", "SpatialBN", "Sum"]
+    training = op("SpatialBN", "c s t m v", "n m v sm sv", is_test=0)
+    assert "FoldBatchNorm" not in types(ran([ops[0], training, ops[2]], feed=feed)[1])

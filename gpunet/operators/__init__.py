@@ -7,6 +7,7 @@ from gpunet.operators import copying as copying
 from gpunet.operators import dropout as dropout
 from gpunet.operators import elementwise as elementwise
 from gpunet.operators import fill as fill
+from gpunet.operators import folding as folding
 from gpunet.operators import function as function
 from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining

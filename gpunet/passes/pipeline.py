@@ -9,6 +9,7 @@ from typing import Final
 from gpunet.devices import Device
 from gpunet.errors import NetError
 from gpunet.graph import Graph
+from gpunet.passes.batch_norm_folding import fold_batch_norms
 from gpunet.passes.common_subexpressions import merge_common_subexpressions
 from gpunet.passes.constants import fold_constants
 from gpunet.passes.dead_code import remove_dead_code
@@ -44,6 +45,7 @@ class Pass:
 PASSES: Final[list[Pass]] = [
     Pass("dead_code", lambda graph, context: remove_dead_code(graph, context.kept)),
     Pass("common_subexpressions", lambda graph, context: merge_common_subexpressions(graph, context.kept)),
+    Pass("batch_norm_folding", lambda graph, context: fold_batch_norms(graph, context.kept)),
     Pass("constants", lambda graph, context: fold_constants(graph, context.kept)),
     Pass(
         "placement", lambda graph, context: place(graph, context.home, strict=context.strict), optional=False
