@@ -126,6 +126,7 @@ inline void make_context(Context* context, void* stack, uint64_t size, void (*en
 struct Fibre {
   Context context;
   uint64_t guard, stack;  // the guard lies below the stack
+  uint64_t size;
   bool busy, finished;
 };
 
@@ -153,7 +154,7 @@ class FibrePool {
   void reset() {
     for (Fibre* fibre : all_) {
       if (!fibre->busy) continue;
-      make_context(&fibre->context, (void*)fibre->stack, kStack, entry_);
+      make_context(&fibre->context, (void*)fibre->stack, fibre->size, entry_);
       release(fibre);
     }
   }
@@ -168,7 +169,9 @@ class FibrePool {
       fibre->guard = (uint64_t)base + i * each;
       fibre->stack = fibre->guard + page;
       mprotect((void*)fibre->guard, page, PROT_NONE);
-      make_context(&fibre->context, (void*)fibre->stack, kStack, entry_);
+      // Tops at different places of their pages, so that they do not all fall on the same lines of the cache.
+      fibre->size = kStack - all_.size() * 320 % page;
+      make_context(&fibre->context, (void*)fibre->stack, fibre->size, entry_);
       all_.push_back(fibre);
       idle_.push_back(fibre);
     }

@@ -267,7 +267,8 @@ void report_stuck() {
 bool release_barrier() {
   const char* file = threads[0].file;
   for (int t = 0; t < thread_count; ++t)
-    if (threads[t].line != threads[0].line || strcmp(threads[t].file, file) != 0) return false;
+    if (threads[t].line != threads[0].line || (threads[t].file != file && strcmp(threads[t].file, file) != 0))
+      return false;
   for (int t = 0; t < thread_count; ++t) {
     Thread& thread = threads[t];
     thread.result = thread.operation == kCount ? vote_count : thread.operation == kAnd ? vote_count == thread_count : vote_count > 0;

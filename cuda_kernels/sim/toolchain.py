@@ -64,8 +64,8 @@ def _find(override: str | None, path: str | None) -> Compiler | None:
             if found is not None:
                 return found
     if importlib.util.find_spec("ziglang") is not None:
-        # zig checks for undefined behaviour by default, which wants a runtime library of its own.
-        return _identify((sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined"))
+        # By default zig checks for undefined behaviour, which wants a runtime library, and compiles for this processor.
+        return _identify((sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined", "-mcpu=baseline"))
     return None
 
 

@@ -24,9 +24,11 @@ extern "C" __global__ void dynamic_at(float* y, int32 index) {
   y[0] = dynamic[index];
 }
 
-extern "C" __global__ void recurse(float* y, int32 depth) {
-  volatile float frame[4096];
-  frame[0] = y[0];
-  if (depth > 0) recurse(y, depth - 1);
-  y[0] = frame[0];
+__device__ __noinline__ float descend(const float* above, int32 depth) {
+  float frame[4096];
+  frame[depth % 4096] = above[0];
+  if (depth <= 0) return frame[0];
+  return descend(frame, depth - 1) + frame[depth % 4096];
 }
+
+extern "C" __global__ void recurse(float* y, int32 depth) { y[0] = descend(y, depth); }
