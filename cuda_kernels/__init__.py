@@ -17,6 +17,8 @@ from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import loss as loss
 from gpunet.cuda_kernels import matmul as matmul
+from gpunet.cuda_kernels import multi_tensor as multi_tensor
+from gpunet.cuda_kernels import normalization as normalization
 from gpunet.cuda_kernels import optimizer as optimizer
 from gpunet.cuda_kernels import pooling as pooling
 from gpunet.cuda_kernels import reduction as reduction

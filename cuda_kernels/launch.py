@@ -18,6 +18,9 @@ from gpunet.kernels import KernelContext
 THREADS: Final = 256
 #: Enough blocks to fill any GPU of today several times; loops in the kernels do the rest.
 MAX_BLOCKS: Final = 65_535
+#: Blocks to aim at in reductions, and elements a thread to reduce at least.
+_WANTED_BLOCKS: Final = 1024
+_PER_THREAD: Final = 16
 
 Grid = tuple[int, int]
 
@@ -37,6 +40,13 @@ def rows(count: int, width: int) -> Grid:
     threads = 32
     while threads < min(width, THREADS):
         threads *= 2
+    return max(1, min(count, MAX_BLOCKS)), threads
+
+
+def blocks_of(threads: int, count: int) -> Grid:
+    """(blocks, threads) for kernels whose blocks have a fixed number of threads, for ``count`` blocks' work
+    that they stride over.
+    """
     return max(1, min(count, MAX_BLOCKS)), threads
 
 
@@ -69,6 +79,14 @@ def columns(count: int, depth: int) -> tuple[int, int]:
 def blocks(count: int, threads: int) -> Grid:
     """(blocks, threads) for kernels whose blocks stride over ``count`` pieces of work."""
     return max(1, min(count, MAX_BLOCKS)), threads
+
+
+def slices(tiles: int, depth: int, deep: int) -> int:
+    """How many pieces a reduction over ``depth`` elements is cut into to make enough blocks for a GPU.
+
+    Without cuts it has ``tiles`` blocks, in which ``deep`` threads share the elements of a result.
+    """
+    return max(1, min(_WANTED_BLOCKS // max(1, tiles), depth // (deep * _PER_THREAD)))
 
 
 def prepare(

@@ -12,7 +12,7 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.device_errors import report
-from gpunet.cuda_kernels.launch import Grid, blocks, columns, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import Grid, blocks, columns, elementwise, in_order, prepare, rows, slices
 from gpunet.cuda_kernels.pieces import Buffers, Launch, nothing
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.kernels import KernelContext, kernel
@@ -31,14 +31,14 @@ def _kernels(name: str) -> tuple[Kernel, Kernel]:
         "int64 r1, int64 r2, int64 rs0, int64 rs1, int64 rs2, int64 rs3",
         T=NUMBERS,
     )
-    slices = Kernel(
+    of_slices = Kernel(
         "reduction",
         f"{name}_slices",
         "const uint8* partial, T* y, const int32* lengths, int32 kind, double divisor, int64 kept, "
         "int64 slices",
         T=NUMBERS,
     )
-    return whole, slices
+    return whole, of_slices
 
 
 _SUM: Final = _kernels("reduce_sum")
@@ -70,9 +70,6 @@ _KINDS: Final = {
 }
 #: Dimensions that stay, and that are reduced, after neighbours of one kind are joined.
 _MAX_DIMS: Final = 4
-#: Blocks to aim at, and elements a thread to sum at least before a result is cut into slices.
-_WANTED_BLOCKS: Final = 1024
-_PER_THREAD: Final = 16
 #: From this many elements on, a row of neighbouring elements is reduced by a block.
 _ROW: Final = 32
 
@@ -141,10 +138,9 @@ def _plan(shape: Shape, axes: Sequence[int]) -> _Plan:
         across, threads = 1, rows(1, reduced)[1]
     else:
         across, threads = columns(kept, reduced)
-    tiles, deep = max(1, -(-kept // across)), threads // across
-    slices = max(1, min(_WANTED_BLOCKS // tiles, reduced // (deep * _PER_THREAD)))
+    cuts = slices(-(-kept // across), reduced, threads // across)
     groups = (tuple(d for d in dims if d.kept), tuple(d for d in dims if not d.kept))
-    return _Plan(kept, reduced, slices, across, threads, *groups)
+    return _Plan(kept, reduced, cuts, across, threads, *groups)
 
 
 def _too_many(shape: Shape, axes: Sequence[int]) -> str | None:
