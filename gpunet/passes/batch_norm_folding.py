@@ -36,13 +36,9 @@ def fold_batch_norms(graph: Graph, kept: Callable[[str], bool]) -> Graph:
         at = next(i for i, other in enumerate(nodes) if other is conv)
         nodes[at : at + 1] = [fold]
         nodes.append(folded)
-    return Graph(
-        nodes, graph.entries, {n: v for n, v in graph.finals.items() if any(x in _made(nodes) for x in v)}
-    )
-
-
-def _made(nodes: list[Node]) -> set[Value]:
-    return {value for node in nodes for value in node.outputs}
+    made = {value for node in nodes for value in node.outputs}
+    finals = {name: values for name, values in graph.finals.items() if any(v in made for v in values)}
+    return Graph(nodes, graph.entries, finals)
 
 
 def _foldable(
