@@ -111,7 +111,7 @@ def softmax_with_loss(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: K
         _, wrong = report(
             ctx, "the label probabilities of example {index} sum to {real:.7g}, wanted 1 within 1e-5"
         )
-        arguments = (*data, errors, negative, wrong, examples, classes)
+        arguments: tuple[Any, ...] = (*data, errors, negative, wrong, examples, classes)
         launches.append(prepare(ctx, _PROB_LOSS_FWD, (x.dtype,), arguments, grid))
     else:
         arguments = (*data, *report_labels(ctx, classes), examples, classes)
