@@ -28,7 +28,7 @@ from gpunet.buffers import Buffer
 from gpunet.cpu_fallback.precision import matmul as host_matmul
 from gpunet.cuda_kernels import cublaslt
 from gpunet.cuda_kernels.broadcast import Group, collapse, strides_along
-from gpunet.cuda_kernels.launch import THREADS, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import blocks, in_order, prepare
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.errors import DataTypeError, DeviceError, ShapeError
 from gpunet.kernels import KernelContext
@@ -37,8 +37,9 @@ from gpunet.specs import Shape, format_shape
 
 Launch = Callable[[], None]
 
-#: Rows and columns of the tile that a block of the kernel computes.
+#: Rows and columns of the tile that a block of the kernel computes, and its threads (kTile, kThreads there).
 TILE: Final = 64
+THREADS: Final = 256
 ROUTES: Final = ("auto", "cublaslt", "kernel", "host")
 
 _PARAMETERS: Final = (
@@ -292,7 +293,7 @@ def _kernel(
     tiles = size * -(-work.m // TILE) * -(-work.n // TILE)
     numbers = (work.m, work.n, work.k, size, *strides, work.alpha, work.beta, int(work.relu))
     kernel = _GEMM[work.trans_a, work.trans_b]
-    return prepare(ctx, kernel, (a.dtype,), (a, b, out, bias, *numbers), rows(tiles, THREADS))
+    return prepare(ctx, kernel, (a.dtype,), (a, b, out, bias, *numbers), blocks(tiles, THREADS))
 
 
 def _on_host(

@@ -43,13 +43,6 @@ def rows(count: int, width: int) -> Grid:
     return max(1, min(count, MAX_BLOCKS)), threads
 
 
-def blocks_of(threads: int, count: int) -> Grid:
-    """(blocks, threads) for kernels whose blocks have a fixed number of threads, for ``count`` blocks' work
-    that they stride over.
-    """
-    return max(1, min(count, MAX_BLOCKS)), threads
-
-
 def one_block(count: int) -> Grid:
     """(1, threads) for kernels in which a single block reduces ``count`` elements."""
     threads = 32
