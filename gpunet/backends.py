@@ -187,3 +187,8 @@ def backend(device: Device) -> Backend:
             raise DeviceError(f"device {device} has no backend, wanted one of kind {', '.join(_MODULES)}")
         found = _open[device] = importlib.import_module(module).open_backend(device)
     return found
+
+
+def opened() -> list[Backend]:
+    """The backends that were made so far."""
+    return list(_open.values())
