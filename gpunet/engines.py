@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpunet.backends import Event, Stream
+from gpunet.backends import Event, Stream, backend
 from gpunet.graph import Node
 from gpunet.schedule import Lane
 
@@ -107,16 +107,29 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
                 if position in signalled:
                     run.done[position].set()
 
+    forks = _side_streams(steps)
+
     def run() -> None:
         state = _Run(signalled)
+        # Side streams begin after what the main stream of their device was given before; it goes on after them.
+        for main, side in forks:
+            side.wait(main.record())
         jobs = [POOL.start(partial(work, state, items)) for items in others]
         work(state, mine)
         for job in jobs:
             job.wait()
+        for main, side in forks:
+            main.wait(side.record())
         if state.failure is not None:
             raise state.failure from state.failure.error
 
     return run
+
+
+def _side_streams(steps: Sequence[Step]) -> list[tuple[Stream, Stream]]:
+    """For each stream of the steps that is not the main one of its device: that one, and the stream."""
+    used = {id(s.stream): (backend(s.lane.device).stream, s.stream) for s in steps if s.stream is not None}
+    return [(main, side) for main, side in used.values() if main is not side]
 
 
 def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:

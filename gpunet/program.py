@@ -222,10 +222,13 @@ class StaticSegment(Segment):
             blob.watched = True
 
     def _holds(self, workspace: Workspace) -> bool:
+        if not self._stable or self.compiled is None:
+            return False
+        # On another device than the host, a blob that was fed keeps its old storage until it is brought there.
+        if any(workspace.spec(value.name) != value.spec for value in self.compiled.graph.entries):
+            return False
         bound = self.binding.entries | self.binding.finals
-        return self._stable and all(
-            workspace.storage(name, device) is storage for (name, device), storage in bound.items()
-        )
+        return all(workspace.storage(name, device) is storage for (name, device), storage in bound.items())
 
     def _unwatched(self) -> bool:
         """Whether it writes a blob that has come to be watched since it was bound."""

@@ -1,0 +1,123 @@
+"""Nets on the simulated device: equal to the CPU, whatever the streams do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpunet
+from gpunet.cuda_kernels.sim import toolchain
+from gpunet.definitions import make_operator
+from gpunet.errors import DeviceError
+from gpunet.passes.pipeline import PASSES
+from gpunet.proto import NetDef, OperatorDef
+from gpunet.records import check_races
+
+pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="the simulated device needs a C++ compiler")
+OPTIONAL = [p.name for p in PASSES if p.optional]
+
+
+def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
+    return make_operator(type, inputs.split(), outputs.split(), **args)
+
+
+def losses(device: str, steps: int = 5, model_name: str = "lenet", **options) -> list[float]:
+    model = gpunet.zoo.build(model_name, (1, 8, 8), 10)
+    model.add_gradients("loss")
+    gpunet.optimizers.SGD(0.05, momentum=0.9).apply(model)
+    ws = gpunet.Workspace(device, seed=1)
+    ws.run_once(model.init_net)
+    rng = np.random.default_rng(0)
+    ws.feed("data", rng.normal(size=(16, 1, 8, 8)).astype(np.float32))
+    ws.feed("label", rng.integers(0, 10, 16).astype(np.int32))
+    ws.create(model.net, **options)
+    result = []
+    for _ in range(steps):
+        ws.run(model.net)
+        result.append(float(ws.fetch("loss")))
+    assert not check_races(ws.program(model.net.name))
+    return result
+
+
+@pytest.mark.parametrize("model", ["lenet", "mlp"])
+def test_training_equals_the_cpu(model):
+    np.testing.assert_allclose(losses("sim:0", model_name=model), losses("cpu", model_name=model), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_resnet20_equals_the_cpu():
+    np.testing.assert_allclose(losses("sim:0", 3, "resnet20"), losses("cpu", 3, "resnet20"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+@pytest.mark.parametrize("without", [(), OPTIONAL], ids=["all passes", "no passes"])
+def test_any_number_of_streams_gives_the_same_bits(streams, without):
+    want = losses("sim:0")
+    assert (
+        losses("sim:0", engine="async_scheduling", streams=streams, workers=2, keep=["loss"], without=without)
+        == want
+    )
+
+
+def test_a_net_follows_new_shapes():
+    results = {}
+    for device in ("cpu", "sim:0"):
+        ws = gpunet.Workspace(device)
+        ws.create(NetDef(name="n", op=[op("Relu", "x", "a"), op("Softmax", "a", "y")]))
+        for rows in (5, 3, 5, 1):
+            ws.feed("x", np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32))
+            ws.run("n")
+            results.setdefault(rows, []).append(ws.fetch("y"))
+    for rows, found in results.items():
+        assert all(y.shape == (rows, 4) for y in found)
+        for y in found[1:]:
+            np.testing.assert_allclose(y, found[0], rtol=1e-6)
+
+
+def test_operators_without_a_kernel_run_on_the_cpu_and_say_so_once(caplog):
+    ws = gpunet.Workspace("sim:0")
+    shape = np.array([3, 2], dtype=np.int64)
+    ws.feed("x", np.arange(6, dtype=np.float32))
+    ws.feed("shape", shape)
+    ws.create(
+        NetDef(
+            name="n", op=[op("GivenTensorFill", "", "g", shape=[6], values=[1.0] * 6), op("Sum", "x g", "y")]
+        )
+    )
+    ws.run("n", 2)
+    np.testing.assert_array_equal(ws.fetch("y"), np.arange(6) + 1)
+    assert sum("GivenTensorFill" in record.getMessage() for record in caplog.records) <= 1
+    strict = gpunet.Workspace("sim:0", strict=True)
+    with pytest.raises(DeviceError, match=r"\[GivenTensorFill\].*strict placement"):
+        strict.run_once(NetDef(name="n", op=[op("GivenTensorFill", "", "g", shape=[6], values=[1.0] * 6)]))
+
+
+def test_device_options_place_operators():
+    net = NetDef(name="n", op=[op("Relu", "x", "a"), op("Tanh", "a", "b"), op("Sqr", "b", "y")])
+    net.op[1].device_option.device_type = gpunet.proto.PROTO_CPU
+    ws = gpunet.Workspace("sim:0")
+    x = np.linspace(-1, 1, 7, dtype=np.float32)
+    ws.feed("x", x)
+    ws.create(net)
+    ws.run("n")
+    np.testing.assert_allclose(ws.fetch("y"), np.tanh(np.maximum(x, 0)) ** 2, rtol=1e-5)
+    (segment,) = ws.program("n").segments()
+    kinds = ["copy" if n.op is None else n.op.type for n in segment.compiled.graph.nodes]
+    assert kinds == ["Relu", "copy", "Tanh", "copy", "Sqr"]
+
+
+def test_random_bits_equal_those_of_the_cpu():
+    draws = []
+    for device in ("cpu", "sim:0"):
+        ws = gpunet.Workspace(device, seed=9)
+        ws.feed("x", np.ones((3, 1001), dtype=np.float32))
+        ws.create(
+            NetDef(
+                name="n",
+                op=[op("UniformFill", "", "u", shape=[999]), op("Dropout", "x", "y mask", ratio=0.3)],
+            )
+        )
+        ws.run("n", 3)
+        draws.append([ws.fetch(name) for name in ("u", "y", "mask")])
+    for a, b in zip(*draws, strict=True):
+        np.testing.assert_array_equal(a, b)
