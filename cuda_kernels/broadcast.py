@@ -6,7 +6,7 @@ Prepares launches of the kernels of include/broadcast.cuh and of the sums of inc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ import numpy as np
 from gpunet.broadcasting import align
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
-from gpunet.cuda_kernels.signature import NUMBERS, Kernel
+from gpunet.cuda_kernels.pieces import SIGNLESS, Launch
+from gpunet.cuda_kernels.signature import Kernel
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
 from gpunet.specs import Shape, TensorSpec
@@ -28,7 +29,6 @@ STRIDED: Final = "int64 n, int64 n1, int64 n2, int64 n3, int64 n4, int64 n5" + "
 _MAX_DIMENSIONS: Final = 6
 _TOO_MANY: Final = f"it broadcasts along more than {_MAX_DIMENSIONS} dimensions that cannot be taken together"
 
-Launch = Callable[[], None]
 Group = tuple[int, tuple[int, ...]]
 
 
@@ -44,7 +44,7 @@ def strides_along(shape: Shape, full: Shape) -> list[int]:
 
 
 def collapse(full: Shape, *operands: Sequence[int]) -> list[Group]:
-    """The dimensions of ``full`` as (size, strides of the operands), joined where they can be walked as one."""
+    """The dimensions of ``full`` as (size, strides of operands), joined where they can be walked as one."""
     groups: list[Group] = []
     for size, *strides in zip(full, *operands, strict=True):
         if size == 1:
@@ -140,19 +140,19 @@ _SUM_STRIDED = Kernel(
     "elementwise",
     "sum_strided",
     f"const T* x, T* y, uint8* partial, int64 kept, int64 reduced, int64 slices, {_DIMENSIONS}, int32 negate",
-    T=NUMBERS,
+    T=SIGNLESS,
 )
 _SUM_COLUMNS = Kernel(
     "elementwise",
     "sum_columns",
     "const T* x, T* y, uint8* partial, int64 rows, int64 columns, int64 slices, int32 negate",
-    T=NUMBERS,
+    T=SIGNLESS,
 )
 _SUM_SLICES = Kernel(
     "elementwise",
     "sum_slices",
     "const uint8* partial, T* y, int64 kept, int64 slices, int32 negate",
-    T=NUMBERS,
+    T=SIGNLESS,
 )
 #: Blocks that are worth having, and elements of a sum for each thread below which it is not cut into slices.
 #: They decide the order of additions, so they do not depend on the device.
@@ -224,7 +224,8 @@ def launch_sum(
 ) -> Launch:
     """Launches that sum ``x`` of shape ``full`` into ``y`` of ``shape``, and change the sign if asked for.
 
-    ``partial`` is the scratch of the plan. There must be something to sum: ``shape`` differs from ``full``.
+    Both are of one of the types ``SIGNLESS``. ``partial`` is the scratch of the plan. There must be something
+    to sum: ``shape`` differs from ``full``.
     """
     plan, types = plan_sum(full, shape), (x.dtype,)
     kept, slices = plan.kept, plan.slices

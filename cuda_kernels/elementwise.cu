@@ -21,7 +21,7 @@ GPUNET_BINARY_OP(pow, a, b, pow(a, b))
 
 #define EXACT(S, T) ARITHMETIC(add, S, T) ARITHMETIC(sub, S, T) ARITHMETIC(mul, S, T)
 #define ROUNDED(S, T) ARITHMETIC(div, S, T) ARITHMETIC(pow, S, T)
-GPUNET_NUMBERS(EXACT)
+GPUNET_SIGNLESS(EXACT)
 GPUNET_FLOATS(ROUNDED)
 
 // Powers with one exponent; the common ones in their own way, which is also faster.
@@ -76,7 +76,7 @@ __device__ void div_bwd(const T* dc, const T* b, const T* c, T* da, T* db, int64
   extern "C" __global__ void sum_slices_##S(const uint8* partial, T* y, int64 kept, int64 slices, int32 negate) {   \
     sum_slices<T>(partial, y, kept, slices, negate);                                                                \
   }
-GPUNET_NUMBERS(GRADIENT)
+GPUNET_SIGNLESS(GRADIENT)
 
 #define ROUNDED_GRADIENT(S, T)                                                                             \
   extern "C" __global__ void div_bwd_##S(const T* dc, const T* b, const T* c, T* da, T* db, int64 n) {    \

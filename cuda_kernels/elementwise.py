@@ -18,8 +18,17 @@ from gpunet.cuda_kernels.broadcast import (
     plan_sum,
 )
 from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
-from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch, is_same, map_launch, nothing
-from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
+from gpunet.cuda_kernels.pieces import (
+    SIGNLESS,
+    Buffers,
+    Launch,
+    copy_launch,
+    is_same,
+    map_launch,
+    nothing,
+    signless,
+)
+from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.cuda_kernels.unary import NEGATIVE
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -29,13 +38,13 @@ Specs = Sequence[Any]
 
 _BINARY: Final = {
     type: binary_kernels(
-        "elementwise", type.lower(), "T", "T", T=FLOATS if type in ("Div", "Pow") else NUMBERS
+        "elementwise", type.lower(), "T", "T", T=FLOATS if type in ("Div", "Pow") else SIGNLESS
     )
     for type in ("Add", "Sub", "Mul", "Div", "Pow")
 }
 _POWER = Kernel("elementwise", "power_fwd", "const T* x, T* y, int64 n, double exponent", T=FLOATS)
 _MUL_BWD = Kernel(
-    "elementwise", "mul_bwd", "const T* dc, const T* a, const T* b, T* da, T* db, int64 n", T=NUMBERS
+    "elementwise", "mul_bwd", "const T* dc, const T* a, const T* b, T* da, T* db, int64 n", T=SIGNLESS
 )
 _DIV_BWD = Kernel(
     "elementwise", "div_bwd", "const T* dc, const T* b, const T* c, T* da, T* db, int64 n", T=FLOATS
@@ -45,9 +54,8 @@ _DIV_BWD = Kernel(
 @kernel("Add", "Sub", "Mul", device="cuda", binds=True, against=against_binary)
 def arithmetic(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``C = A + B``, ``C = A - B``, ``C = A B``."""
-    a, b = inputs
-    shapes = align(args, a.shape, b.shape)
-    return launch_binary(ctx, _BINARY[ctx.op.type], a, b, outputs[0], shapes)
+    a, b, c = map(signless, (*inputs, *outputs))
+    return launch_binary(ctx, _BINARY[ctx.op.type], a, b, c, align(args, a.shape, b.shape))
 
 
 def _against_div(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
@@ -132,7 +140,7 @@ def _sum_into(
 )
 def add_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``dA = dC``, ``dB = dC`` or ``-dC``, summed to their shapes."""
-    dc, (da, db) = inputs[0], outputs
+    dc, da, db = map(signless, (inputs[0], *outputs))
     a, b, full = _operands(ctx.op, inputs)
     negate = ctx.op.type == "SubGradient"
     first = _sum_into(ctx, dc, da, full, a, ctx.scratch)
@@ -143,13 +151,12 @@ def add_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
 @kernel("MulGradient", device="cuda", binds=True, scratch=_product_scratch, against=_against_gradient)
 def mul_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``dA = dC B``, ``dB = dC A``, summed to their shapes."""
-    dc, a, b = inputs
-    da, db = outputs
+    dc, a, b, da, db = map(signless, (*inputs, *outputs))
     a_shape, b_shape, full = _operands(ctx.op, inputs)
     if a_shape == b_shape == full:
         arguments = (dc, a, b, da, db, dc.size)
         return prepare(ctx, _MUL_BWD, (dc.dtype,), arguments, elementwise(dc.size))
-    product, *partial = ctx.scratch
+    product, partial = signless(ctx.scratch[0]), ctx.scratch[1:]
     launches = []
     for target, shape, other, other_shape in ((da, a_shape, b, b_shape), (db, b_shape, a, a_shape)):
         result = target if shape == full else product

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import elementwise, prepare
-from gpunet.cuda_kernels.signature import Kernel
+from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.kernels import KernelContext, kernel
 
 Buffers = tuple[Buffer, ...]
 Launch = Callable[[], None]
+
+#: Element types of kernels that add, subtract or multiply: with or without a sign the bits are the same.
+SIGNLESS: Final = (*FLOATS, "int8", "int16", "int32", "int64")
 
 
 def nothing() -> None:
@@ -22,6 +27,13 @@ def nothing() -> None:
 def is_same(a: Buffer, b: Buffer) -> bool:
     """Whether two buffers begin at one address."""
     return a.pointer == b.pointer
+
+
+def signless(buffer: Buffer) -> Buffer:
+    """The buffer, of one of the types :data:`SIGNLESS`."""
+    if buffer.dtype.kind != "u":
+        return buffer
+    return buffer.view(buffer.shape, np.dtype(f"int{8 * buffer.dtype.itemsize}"))
 
 
 def copy_launch(ctx: KernelContext, source: Buffer, target: Buffer) -> Launch:

@@ -28,7 +28,7 @@ struct Product {
     typedef Total<T>::type A;                                                                                      \
     sum_partial((const A*)partial, count, y, Divided<A>{divisor});                                                 \
   }
-GPUNET_NUMBERS(TOTAL)
+GPUNET_SIGNLESS(TOTAL)
 
 template <typename T>
 __device__ void total_bwd(const T* dy, T* dx, int64 n, double divisor) {

@@ -10,15 +10,15 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
-from gpunet.cuda_kernels.pieces import Buffers, Launch
-from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
+from gpunet.cuda_kernels.pieces import SIGNLESS, Buffers, Launch, signless
+from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
 
-_TOTAL = Kernel("total", "total_fwd", "const T* x, T* y, uint8* partial, int64 n, double divisor", T=NUMBERS)
+_TOTAL = Kernel("total", "total_fwd", "const T* x, T* y, uint8* partial, int64 n, double divisor", T=SIGNLESS)
 _PARTIAL = Kernel(
-    "total", "total_partial", "const uint8* partial, T* y, int64 count, double divisor", T=NUMBERS
+    "total", "total_partial", "const uint8* partial, T* y, int64 count, double divisor", T=SIGNLESS
 )
 _DOT = Kernel(
     "total", "dot_fwd", "const T* a, const T* b, T* y, uint8* partial, int64 n, double divisor", T=FLOATS
@@ -70,7 +70,7 @@ def sum_elements(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
 @kernel("SumElementsInt", device="cuda", binds=True, scratch=total_scratch)
 def sum_elements_int(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = sum(X)`` in X's type, with its overflow."""
-    return _summed(ctx, _TOTAL, inputs, outputs[0], ctx.scratch[0])
+    return _summed(ctx, _TOTAL, (signless(inputs[0]),), signless(outputs[0]), ctx.scratch[0])
 
 
 @kernel("SumSqrElements", device="cuda", binds=True, scratch=total_scratch)

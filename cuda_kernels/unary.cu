@@ -24,7 +24,7 @@ struct negate_float {
 #define NEGATE(S, T) GPUNET_UNARY_KERNEL(negative_fwd, S, T)
 #define SIGN(S, T) GPUNET_UNARY_KERNEL(sign_fwd, S, T)
 GPUNET_FLOATS(NEGATE_FLOAT)
-GPUNET_INTEGERS(NEGATE)
+NEGATE(i8, int8) NEGATE(i16, int16) NEGATE(i32, int32) NEGATE(i64, int64)
 GPUNET_NUMBERS(SIGN)
 
 template <typename C>

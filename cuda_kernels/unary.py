@@ -7,11 +7,13 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.pieces import (
+    SIGNLESS,
     Buffers,
     Launch,
     copy_launch,
     gradient_kernel,
     map_launch,
+    signless,
     unary_kernel,
 )
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
@@ -19,8 +21,7 @@ from gpunet.kernels import KernelContext, kernel
 
 for _type in ("Sqr", "Sqrt", "Exp", "Log", "Abs"):
     unary_kernel(_type, Kernel("unary", f"{_type.lower()}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
-NEGATIVE = Kernel("unary", "negative_fwd", "const T* x, T* y, int64 n", T=NUMBERS)
-unary_kernel("Negative", NEGATIVE)
+NEGATIVE = Kernel("unary", "negative_fwd", "const T* x, T* y, int64 n", T=SIGNLESS)
 unary_kernel("Sign", Kernel("unary", "sign_fwd", "const T* x, T* y, int64 n", T=NUMBERS))
 gradient_kernel("AbsGradient", Kernel("unary", "abs_bwd", "const T* a, const T* b, T* y, int64 n", T=FLOATS))
 
@@ -29,6 +30,12 @@ _CLIP_FWD = Kernel("unary", "clip_fwd", "const T* x, T* y, int64 n, double low, 
 _CLIP_BWD = Kernel(
     "unary", "clip_bwd", "const T* y, const T* dy, T* dx, int64 n, double low, double high", T=FLOATS
 )
+
+
+@kernel("Negative", device="cuda", binds=True)
+def negative(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``Y = -X``."""
+    return map_launch(ctx, NEGATIVE, (signless(inputs[0]), signless(outputs[0])))
 
 
 @kernel("NegateGradient", device="cuda", binds=True)

@@ -68,8 +68,10 @@ __device__ inline void fold(const Tensors<T>& in, T* y, uint8* carry, int64 n, i
                                             int32 count, int32 first, int32 last) {                                 \
     fold(Tensors<T>{{x0, x1, x2, x3, x4, x5, x6, x7}, count}, y, carry, n, first, last, F());                       \
   }
-#define FOLDS(S, T) FOLD(sum, Plus, S, T) FOLD(max, Largest, S, T) FOLD(min, Smallest, S, T)
-GPUNET_NUMBERS(FOLDS)
+#define SUM(S, T) FOLD(sum, Plus, S, T)
+#define EXTREMA(S, T) FOLD(max, Largest, S, T) FOLD(min, Smallest, S, T)
+GPUNET_SIGNLESS(SUM)
+GPUNET_NUMBERS(EXTREMA)
 
 // dx = dy where x is the extremum y.
 template <typename T>

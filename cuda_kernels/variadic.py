@@ -10,7 +10,7 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
-from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch, map_launch
+from gpunet.cuda_kernels.pieces import SIGNLESS, Buffers, Launch, copy_launch, map_launch, signless
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.cuda_kernels.total import dot_launch, total_scratch
 from gpunet.kernels import KernelContext, kernel
@@ -28,7 +28,7 @@ _FOLDS = {
         "variadic",
         f"{name}_fwd",
         ", ".join(f"const T* x{i}" for i in range(_TENSORS)) + f", {_RUN}",
-        T=NUMBERS,
+        T=SIGNLESS if name == "sum" else NUMBERS,
     )
     for name in ("sum", "max", "min")
 }
@@ -90,7 +90,7 @@ def _fold(ctx: KernelContext, name: str, inputs: Buffers, y: Buffer) -> Launch:
 @kernel("Sum", "SumInt", device="cuda", binds=True, scratch=_fold_scratch)
 def sum_all(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = X0 + X1 + ...``."""
-    return _fold(ctx, "sum", inputs, outputs[0])
+    return _fold(ctx, "sum", tuple(map(signless, inputs)), signless(outputs[0]))
 
 
 @kernel("Max", device="cuda", binds=True, scratch=_fold_scratch)

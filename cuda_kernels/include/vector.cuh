@@ -64,6 +64,10 @@ __device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
   }
 }
 
+// For sums, differences and products, which have the same bits with and without a sign: launchers pass uint8 as int8 and uint16
+// as int16.
+#define GPUNET_SIGNLESS(M) GPUNET_FLOATS(M) M(i8, int8) M(i16, int16) M(i32, int32) M(i64, int64)
+
 // A functor of one or two numbers, and its kernels for each floating point type: NAME_f32, NAME_f16, NAME_f64.
 #define GPUNET_UNARY_KERNEL(NAME, S, T) \
   extern "C" __global__ void NAME##_##S(const T* x, T* y, int64 n) { map(x, y, n, NAME##_op()); }
