@@ -13,7 +13,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels.launch import THREADS, Grid, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import Grid, blocks, elementwise, in_order, prepare, rows
 from gpunet.cuda_kernels.pieces import Buffers, Launch
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.cuda_kernels.window import WINDOW, against_rank, window_values
@@ -51,7 +51,9 @@ _BIAS = Kernel(
 #: They decide the order of additions, so they do not depend on the device.
 _WANTED_BLOCKS: Final = 256
 _SLICE: Final = 512
+#: Columns of a tile and threads of its block, as in conv_direct.cu.
 _COLUMNS: Final = 64
+_THREADS: Final = 256
 
 
 def window_of(op: Operator, x: Any, w: Any) -> Window:
@@ -73,7 +75,7 @@ def _tiles(count_rows: int, columns: int, groups: int) -> int:
 
 
 def _grid(tiles: int) -> Grid:
-    return rows(tiles, THREADS)
+    return blocks(tiles, _THREADS)
 
 
 def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:

@@ -87,7 +87,7 @@ def gather(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContex
     width = widest((data, y), (block,))
     moved, source, target = as_moved(width, data, y)
     block //= width
-    arguments = (source, indices, target, *picks.report(ctx), picks.count, block)
+    arguments: tuple[Any, ...] = (source, indices, target, *picks.report(ctx), picks.count, block)
     arguments += (picks.picked, picks.outer_step, picks.size, int(picks.wrap))
     return prepare(ctx, _GATHER, (moved, indices.dtype), arguments, elementwise(picks.count * block))
 

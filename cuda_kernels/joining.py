@@ -146,4 +146,8 @@ def tile_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kerne
         return nothing
     if full == kept:
         return copy_launch(ctx, dy, dx)
+    if dy.dtype.kind == "u":
+        # Sums that wrap around have the same bits with and without a sign.
+        signed = f"i{dy.dtype.itemsize}"
+        dy, dx = dy.view(dy.shape, signed), dx.view(dx.shape, signed)
     return launch_sum(ctx, dy, dx, full, kept, ctx.scratch[0] if ctx.scratch else None)

@@ -96,14 +96,16 @@ __device__ inline void weight_scale(const T* w, const int64* iteration, T* new_w
   GPUNET_LOOP(i, n) new_w[i] = now ? w[i] * (T)scale : w[i];
 }
 
-// Sums of squares: a total for each block, which the next kernel adds up.
+// Sums of squares: `count` of them, which the next kernel adds up.
 template <typename T>
-__device__ inline void square_sums(const T* x, T* partial, int64 n) {
+__device__ inline void square_sums(const T* x, T* partial, int64 n, int64 count) {
   __shared__ T scratch[32];
-  T total = 0;
-  GPUNET_LOOP(i, n) total += x[i] * x[i];
-  total = block_reduce(total, scratch, (T)0, Sum());
-  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+  for (int64 part = blockIdx.x; part < count; part += gridDim.x) {
+    T total = 0;
+    for (int64 i = part * blockDim.x + threadIdx.x; i < n; i += count * blockDim.x) total += x[i] * x[i];
+    total = block_reduce(total, scratch, (T)0, Sum());
+    if (threadIdx.x == 0) partial[part] = total;
+  }
 }
 
 template <typename T>
@@ -174,29 +176,31 @@ __device__ inline void lars(const T* squares, const T* gradient_squares, const L
   y[0] = (T)(factor < lower ? lower : factor);
 }
 
-// The momentum step, the averages, and a block's sums of squares of the gradient and of its average.
+// The momentum step, the averages, and `count` sums of squares each of the gradient and of its average.
 template <typename T>
 __device__ inline void yellowfin(const T* w, const T* m, const T* lr, const T* mu, const T* g_avg, const T* g2_avg, const T* g,
-                                 T* new_w, T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, double beta,
-                                 int32 nesterov) {
+                                 T* new_w, T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, int64 count,
+                                 double beta, int32 nesterov) {
   __shared__ T scratch[32];
   const T rate = lr[0], momentum = mu[0], keep = (T)beta, take = (T)(1 - beta);
-  T squares = 0, average_squares = 0;
-  GPUNET_LOOP(i, n) {
-    const T gradient = g[i], step = gradient * rate, moment = m[i] * momentum + step;
-    new_w[i] = nesterov ? w[i] - step - moment * momentum : w[i] - moment;
-    new_m[i] = moment;
-    const T average = g_avg[i] * keep + gradient * take;
-    new_g_avg[i] = average;
-    new_g2_avg[i] = g2_avg[i] * keep + gradient * take * gradient;
-    squares += gradient * gradient;
-    average_squares += average * average;
+  for (int64 part = blockIdx.x; part < count; part += gridDim.x) {
+    T squares = 0, average_squares = 0;
+    for (int64 i = part * blockDim.x + threadIdx.x; i < n; i += count * blockDim.x) {
+      const T gradient = g[i], step = gradient * rate, moment = m[i] * momentum + step;
+      new_w[i] = nesterov ? w[i] - step - moment * momentum : w[i] - moment;
+      new_m[i] = moment;
+      const T average = g_avg[i] * keep + gradient * take;
+      new_g_avg[i] = average;
+      new_g2_avg[i] = g2_avg[i] * keep + gradient * take * gradient;
+      squares += gradient * gradient;
+      average_squares += average * average;
+    }
+    squares = block_reduce(squares, scratch, (T)0, Sum());
+    average_squares = block_reduce(average_squares, scratch, (T)0, Sum());
+    if (threadIdx.x != 0) continue;
+    partial[part] = squares;
+    partial[count + part] = average_squares;
   }
-  squares = block_reduce(squares, scratch, (T)0, Sum());
-  average_squares = block_reduce(average_squares, scratch, (T)0, Sum());
-  if (threadIdx.x != 0) return;
-  partial[blockIdx.x] = squares;
-  partial[gridDim.x + blockIdx.x] = average_squares;
 }
 
 // Rate and momentum from the statistics of the gradient, as in cpu_fallback/optimizer.py.
@@ -307,14 +311,18 @@ __device__ inline void yellowfin_tune(const T* lr, const T* mu, const T* window,
                                                   int64 end, double scale) {                                          \
     weight_scale(w, iteration, new_w, n, step, end, scale);                                                           \
   }                                                                                                                   \
-  extern "C" __global__ void square_sums_##S(const T* x, T* partial, int64 n) { square_sums(x, partial, n); }         \
+  extern "C" __global__ void square_sums_##S(const T* x, T* partial, int64 n, int64 count) {                      \
+    square_sums(x, partial, n, count);                                                                                \
+  }                                                                                                                   \
   extern "C" __global__ void storm_total_##S(const T* total, const T* partial, T* new_total, int64 count) {           \
     storm_total(total, partial, new_total, count);                                                                    \
   }                                                                                                                   \
   extern "C" __global__ void yellowfin_fwd_##S(const T* w, const T* m, const T* lr, const T* mu, const T* g_avg,      \
                                                const T* g2_avg, const T* g, T* new_w, T* new_m, T* new_g_avg,         \
-                                               T* new_g2_avg, T* partial, int64 n, double beta, int32 nesterov) {     \
-    yellowfin(w, m, lr, mu, g_avg, g2_avg, g, new_w, new_m, new_g_avg, new_g2_avg, partial, n, beta, nesterov);       \
+                                               T* new_g2_avg, T* partial, int64 n, int64 count, double beta,          \
+                                               int32 nesterov) {                                                      \
+    yellowfin(w, m, lr, mu, g_avg, g2_avg, g, new_w, new_m, new_g_avg, new_g2_avg, partial, n, count, beta,          \
+              nesterov);                                                                                              \
   }                                                                                                                   \
   extern "C" __global__ void yellowfin_tune_##S(const T* lr, const T* mu, const T* window, const T* memory,           \
                                                 const int64* iteration, const T* partial, T* new_lr, T* new_mu,       \

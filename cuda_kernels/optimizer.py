@@ -11,7 +11,7 @@ from typing import Any, Final
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors
-from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, one_block, prepare, rows
 from gpunet.cuda_kernels.pieces import Buffers, Launch
 from gpunet.cuda_kernels.signature import Kernel
 from gpunet.kernels import KernelContext, ScratchFunction, kernel
@@ -80,7 +80,7 @@ _WEIGHT_SCALE = Kernel(
     "const T* w, const int64* iteration, T* new_w, int64 n, int64 step, int64 end, double scale",
     T=_REALS,
 )
-_SQUARE_SUMS = Kernel("optimizer", "square_sums", "const T* x, T* partial, int64 n", T=_REALS)
+_SQUARE_SUMS = Kernel("optimizer", "square_sums", "const T* x, T* partial, int64 n, int64 count", T=_REALS)
 _STORM_TOTAL = Kernel(
     "optimizer",
     "storm_total",
@@ -91,7 +91,8 @@ _YELLOWFIN = Kernel(
     "optimizer",
     "yellowfin_fwd",
     "const T* w, const T* m, const T* lr, const T* mu, const T* g_avg, const T* g2_avg, const T* g, "
-    "T* new_w, T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, double beta, int32 nesterov",
+    "T* new_w, T* new_m, T* new_g_avg, T* new_g2_avg, T* partial, int64 n, int64 count, double beta, "
+    "int32 nesterov",
     T=_REALS,
 )
 _YELLOWFIN_TUNE = Kernel(
@@ -124,7 +125,9 @@ def _partial(count: int) -> ScratchFunction:
 
 
 def _square_sums(ctx: KernelContext, x: Buffer, partial: Buffer) -> Launch:
-    return prepare(ctx, _SQUARE_SUMS, (x.dtype,), (x, partial, x.size), rows(partial.size, THREADS))
+    return prepare(
+        ctx, _SQUARE_SUMS, (x.dtype,), (x, partial, x.size, partial.size), rows(partial.size, THREADS)
+    )
 
 
 def _optional(buffers: Sequence[Buffer], index: int) -> Buffer | None:
@@ -215,7 +218,7 @@ def wngrad(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContex
     return in_order(
         _square_sums(ctx, g, partial),
         prepare(ctx, _WNGRAD, types, update, elementwise(w.size)),
-        prepare(ctx, _WNGRAD_SCALE, types, last, rows(1, THREADS)),
+        prepare(ctx, _WNGRAD_SCALE, types, last, one_block(partial.size)),
     )
 
 
@@ -229,7 +232,7 @@ def storm(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext
     update = (w, m, new_total, g, lr, *outputs[:2], w.size, args.momentum, args.beta)
     return in_order(
         _square_sums(ctx, g, partial),
-        prepare(ctx, _STORM_TOTAL, (w.dtype,), first, rows(1, THREADS)),
+        prepare(ctx, _STORM_TOTAL, (w.dtype,), first, one_block(partial.size)),
         prepare(ctx, _STORM, (w.dtype, lr.dtype), update, elementwise(w.size)),
     )
 
@@ -248,7 +251,9 @@ def lars(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext)
     return in_order(
         _square_sums(ctx, x, squares),
         _square_sums(ctx, dx, gradient_squares),
-        prepare(ctx, _LARS, (x.dtype, decay.dtype), (*last, args.offset, args.lr_min), rows(1, THREADS)),
+        prepare(
+            ctx, _LARS, (x.dtype, decay.dtype), (*last, args.offset, args.lr_min), one_block(squares.size)
+        ),
     )
 
 
@@ -269,7 +274,7 @@ def yellowfin(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCon
     )
     step = (
         *(w, m, lr, mu, g_avg, g2_avg, g, new_w, new_m, new_g_avg, new_g2_avg, partial),
-        *(w.size, args.beta, int(args.nesterov)),
+        *(w.size, count, args.beta, int(args.nesterov)),
     )
     tune = (
         *(lr, mu, window, memory, iteration, partial, new_lr, new_mu, new_window, new_memory),
@@ -277,5 +282,5 @@ def yellowfin(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCon
     )
     return in_order(
         prepare(ctx, _YELLOWFIN, types, step, rows(count, THREADS)),
-        prepare(ctx, _YELLOWFIN_TUNE, types, tune, rows(1, THREADS)),
+        prepare(ctx, _YELLOWFIN_TUNE, types, tune, one_block(count)),
     )

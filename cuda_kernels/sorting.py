@@ -12,7 +12,7 @@ import numpy as np
 
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors
-from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import blocks, elementwise, in_order, prepare
 from gpunet.cuda_kernels.pieces import Buffers, Launch, nothing
 from gpunet.cuda_kernels.signature import INDICES, Kernel
 from gpunet.kernels import KernelContext
@@ -37,6 +37,7 @@ _ROW_KEYS = Kernel(
 )
 #: As in sorting.cu.
 _DIGITS: Final = 256
+_THREADS: Final = 256
 _PART: Final = 2048
 _MOST: Final = 2**32 - 2
 
@@ -120,14 +121,14 @@ def sort_launch(
     arguments: tuple[Any, ...] = (indices, keys[0], *picks.report(ctx), n)
     arguments += (picks.picked, picks.outer_step, picks.size, picks.rows, int(picks.wrap))
     launches = [prepare(ctx, _ROW_KEYS, (indices.dtype,), arguments, elementwise(n))]
-    grid = rows(parts, THREADS)
+    grid = blocks(parts, _THREADS)
     moved: Buffer | None = None
     for i, shift in enumerate(range(0, max(1, picks.rows.bit_length()), 8)):
         source, target = keys[i % 2], keys[1 - i % 2]
         into = order[1 - i % 2]
         launches += [
             prepare(ctx, _COUNT, (), (source, counts, n, parts, shift), grid),
-            prepare(ctx, _SCAN, (), (counts, counts.size), rows(1, THREADS)),
+            prepare(ctx, _SCAN, (), (counts, counts.size), blocks(1, _THREADS)),
             prepare(ctx, _MOVE, (), (source, moved, counts, target, into, n, parts, shift), grid),
         ]
         moved = into

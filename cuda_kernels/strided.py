@@ -14,7 +14,7 @@ import numpy as np
 
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.broadcast import STRIDED, Group, collapse
-from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
+from gpunet.cuda_kernels.launch import blocks, elementwise, in_order, prepare
 from gpunet.cuda_kernels.pieces import Launch, nothing
 from gpunet.cuda_kernels.signature import INDICES, Kernel
 from gpunet.kernels import KernelContext
@@ -42,6 +42,7 @@ _NUMBERS = Kernel(
 
 _MAX_GROUPS: Final = 6
 _TILE: Final = 32
+_TILE_THREADS: Final = 256
 #: With fewer rows or columns, most of a tile would be empty.
 _SMALLEST_SIDE: Final = 8
 
@@ -100,7 +101,7 @@ def strided_launch(
     tiles = _transposed(groups)
     if tiles is not None:
         batch, height, across = tiles[:3]
-        grid = rows(batch * -(-height // _TILE) * -(-across // _TILE), THREADS)
+        grid = blocks(batch * -(-height // _TILE) * -(-across // _TILE), _TILE_THREADS)
         return prepare(ctx, _TILES, (moved,), (*ends, *tiles), grid)
     if not groups or (len(groups) <= 2 and groups[-1][1] == (1, 1)):
         inner = groups[-1][0] if groups else 1
@@ -115,8 +116,8 @@ def strided_launch(
 def widest(buffers: Sequence[Buffer], numbers: Sequence[int]) -> int:
     """How many elements can be moved as one, of up to eight bytes.
 
-    All buffers, of one element type, must be aligned, and all ``numbers`` (sizes and distances in elements) be
-    multiples.
+    All buffers, of one element type, must be aligned, and all ``numbers`` (sizes and distances in elements)
+    be multiples.
     """
     itemsize = buffers[0].dtype.itemsize
     width = 8 // itemsize
