@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpunet import backends
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors, signature
-from gpunet.cuda_kernels.sim import library, report
+from gpunet.cuda_kernels.sim import library, report, toolchain
 from gpunet.cuda_kernels.sim.streams import Executor, Range, Record, SimStream, Work, default_seed
 from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
@@ -32,6 +32,8 @@ class SimFunction(backends.Function):
         self.name = name
         self.launcher = launcher
         written = [i for i, p in enumerate(kernel.parameters) if p.pointer and not p.const]
+        # Tables of addresses are of this type: such a kernel may reach other blocks than its arguments'.
+        self.indirect = any(p.pointer and p.type == "uint64" for p in kernel.parameters)
         self._written = sum(1 << i for i in written if i < 64)
         self._configurations: dict[tuple[Triple, Triple, int], library.Launch] = {}
 
@@ -115,6 +117,7 @@ class SimBackend(backends.Backend):
         self.device = device
         self.check_order = check_order
         self.order = order
+        self.checks_bounds = toolchain.checks_bounds()
         self.seed = default_seed(os.environ.get("GPUNET_SIM_SEED", 0)) if seed is None else seed
         self.runtime = library.runtime()
         self.executor = Executor(self.seed)
@@ -328,6 +331,14 @@ class SimBackend(backends.Backend):
         """
         self._launches += 1
         launch.seed = self.seed * 1_000_003 + self._launches
+        if self.checks_bounds:
+            reads, writes = function.ranges(params, arguments)
+            words = [
+                w for each, may in ((reads, 0), (writes, 1)) for start, end in each for w in (start, end, may)
+            ]
+            table = (ctypes.c_uint64 * len(words))(*words)
+            launch.ranges, launch.range_count = ctypes.addressof(table), len(words) // 3
+            launch.indirect = function.indirect
         if not self.check_order:
             self._run_once(function, launch, params, arguments, _ORDERS[self.order])
             return

@@ -52,6 +52,11 @@ _PARAMETERS = {
         "left_out": "float* y",
         "atomics": "int32* i, uint32* u, uint64* w, float* f, double* d",
     },
+    "sim_bounds": {
+        "copy_at": "const float* x, float* y, int64 from, int64 to",
+        "write_const": "const float* x, float* y, int64 index",
+        "through_table": "const uint64* table, float* y",
+    },
     "sim_numbers": {
         "half_to_float": "const float16* x, float* y, int64 n",
         "float_to_half": "const float* x, float16* y, int64 n",

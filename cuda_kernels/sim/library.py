@@ -44,6 +44,9 @@ class Launch(ctypes.Structure):
         ("order", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("written", ctypes.c_uint64),
+        ("ranges", ctypes.c_void_p),
+        ("range_count", ctypes.c_uint32),
+        ("indirect", ctypes.c_uint32),
     )
 
 

@@ -24,9 +24,9 @@ def describe(kernel: str, module: str, pointers: Pointers) -> KernelError:
     done = {library.READ: "read", library.WRITE: "wrote"}.get(report.access, "accessed")
     match report.kind:
         case library.ACCESS:
-            return KernelError(f"{thread}: {done} {_address(report.address, report.access, pointers)}")
+            return KernelError(f"{thread}: {done} {_address(report.address, report.access, pointers, text)}")
         case library.CANARY:
-            where = _address(report.address, report.access, pointers)
+            where = _address(report.address, report.access, pointers, text)
             return KernelError(f"{place}: {done} {where} (found after the launch)")
         case library.SHARED_ACCESS if report.access:
             return KernelError(f"{thread}: {done} {text}")
@@ -56,7 +56,7 @@ def _triple(numbers: Any) -> str:
     return "({}, {}, {})".format(*numbers)
 
 
-def _address(address: int, access: int, pointers: Pointers) -> str:
+def _address(address: int, access: int, pointers: Pointers, text: str) -> str:
     info = library.runtime().find(address)
     buffers = [(p, b) for p, b in pointers if isinstance(b, Buffer)]
     here = [
@@ -89,6 +89,8 @@ def _address(address: int, access: int, pointers: Pointers) -> str:
     parameter, buffer = min(buffers, key=lambda each: _distance(address, each[1]))
     index = (address - buffer.pointer) // buffer.dtype.itemsize
     valid = f"valid are 0 to {buffer.size - 1}" if buffer.size else "it is empty"
+    if text:
+        return f"element {index} of {argument(parameter, buffer)}, {text}"
     return f"element {index} of {argument(parameter, buffer)}: {valid}{note}"
 
 

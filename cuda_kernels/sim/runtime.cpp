@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "bounds.h"
 #include "scheduler.h"
 
 struct Launch {
@@ -13,6 +14,9 @@ struct Launch {
   uint32_t order;  // of threads between barriers, and of blocks: 0 forward, 1 reverse, 2 random
   uint64_t seed;
   uint64_t written;  // bit i: parameter i is a pointer through which the kernel may write
+  const ArgumentRange* ranges;  // for bounds.h
+  uint32_t range_count;
+  uint32_t indirect;
 };
 
 struct BlockInfo {
@@ -28,7 +32,6 @@ namespace {
 
 constexpr uint64_t kSharedLimit = 48 << 10;
 
-Heap heap;
 std::vector<SharedVariable*> shared_variables, shared_in_launch;
 std::vector<Block> shared_blocks;
 Block dynamic_block = {};
@@ -296,6 +299,9 @@ GPUNET_SIM_EXPORT int gpunet_sim_launch(void (*call)(void**), void** params, con
   kernel_call = call;
   kernel_params = params;
   shared_in_launch.clear();
+  argument_ranges = launch->ranges;
+  range_count = launch->range_count;
+  indirect = launch->indirect != 0;
   if (launch->shared > 0) place_dynamic_shared(launch->shared);
   else state.dynamic_shared = nullptr;
   if (!run_grid(*launch)) {

@@ -29,6 +29,7 @@ FLAGS: Final = (
     *("-O2", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-ffp-contract=off", "-fno-math-errno", "-w", "-DGPUNET_SIM"),
 )
+_CLANG_CHECKS: Final = ("-asan-instrumentation-with-call-threshold=0", "-asan-stack=0", "-asan-globals=0")
 MISSING: Final = (
     "the simulated device needs a C++ compiler: install g++ or clang++ with the system's package manager, "
     "or `pip install ziglang`, or set GPUNET_SIM_CXX to the command of one"
@@ -64,8 +65,10 @@ def _find(override: str | None, path: str | None) -> Compiler | None:
             if found is not None:
                 return found
     if importlib.util.find_spec("ziglang") is not None:
-        # By default zig checks for undefined behaviour, which wants a runtime library, and compiles for this processor.
-        return _identify((sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined", "-mcpu=baseline"))
+        # By default zig checks for undefined behaviour (which wants a library) and compiles for this processor.
+        return _identify(
+            (sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined", "-mcpu=baseline")
+        )
     return None
 
 
@@ -81,14 +84,28 @@ def _identify(command: tuple[str, ...]) -> Compiler | None:
     )
 
 
+def checks_bounds() -> bool:
+    """Whether modules are built with a check of every access (``GPUNET_SIM_BOUNDS``)."""
+    return os.environ.get("GPUNET_SIM_BOUNDS", "0") not in ("", "0")
+
+
+def _module_flags() -> tuple[str, ...]:
+    """Further flags of modules: the instrumentation for :func:`checks_bounds`, and ``GPUNET_SIM_FLAGS``."""
+    extra = tuple(shlex.split(os.environ.get("GPUNET_SIM_FLAGS", "")))
+    if not checks_bounds():
+        return extra
+    if "clang" in _compiler().identity:
+        instrument = tuple(word for check in _CLANG_CHECKS for word in ("-mllvm", check))
+    else:
+        instrument = tuple(word for check in _CLANG_CHECKS for word in ("--param", check.removeprefix("-")))
+    return ("-fsanitize=kernel-address", *instrument, *extra)
+
+
 def build_runtime() -> Path:
     """The shared library of the runtime, built if need be. Raises :class:`DeviceError`."""
     text = (FOLDER / "runtime.cpp").read_text(encoding="utf-8")
     name = f"libgpunet_sim_{_hash([text, *_headers()])}.so"
-    path = _build(
-        f'#line 1 "cuda_kernels/sim/runtime.cpp"\n{text}', "the runtime of the simulated device", (), name
-    )
-    return path
+    return _build(f'#line 1 "cuda_kernels/sim/runtime.cpp"\n{text}', "the runtime", name)
 
 
 def build_module(module: str) -> Path:
@@ -100,7 +117,10 @@ def build_module(module: str) -> Path:
     # Linked by its name: the loader takes the one that is loaded already.
     runtime = build_runtime()
     text = rewrite_shared(sources.expand(module)) + launchers(module)
-    return _build(text, f"the CUDA module {module!r}", (f"-L{runtime.parent}", f"-l:{runtime.name}"))
+    link = (f"-L{runtime.parent}", f"-l:{runtime.name}")
+    flags = _module_flags()
+    name = f"{_hash([text, runtime.name, *flags, *_headers()])}.so"
+    return _build(text, f"the CUDA module {module!r}", name, flags, link)
 
 
 def launchers(module: str) -> str:
@@ -185,10 +205,15 @@ def _headers() -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
 
 
-def _hash(parts: Iterable[str]) -> str:
+def _compiler() -> Compiler:
     compiler = find()
     if compiler is None:
         raise DeviceError(MISSING)
+    return compiler
+
+
+def _hash(parts: Iterable[str]) -> str:
+    compiler = _compiler()
     digest = hashlib.sha256()
     for part in (compiler.identity, *FLAGS, *parts):
         digest.update(part.encode())
@@ -196,13 +221,11 @@ def _hash(parts: Iterable[str]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _build(text: str, what: str, link: tuple[str, ...], name: str | None = None) -> Path:
+def _build(text: str, what: str, name: str, flags: tuple[str, ...] = (), link: tuple[str, ...] = ()) -> Path:
     """Compiles ``text`` to a shared library of the cache; does nothing if it is there."""
-    compiler = find()
-    if compiler is None:
-        raise DeviceError(MISSING)
+    compiler = _compiler()
     folder = cache_folder()
-    target = folder / (name or f"{_hash([text, *link[1:], *_headers()])}.so")
+    target = folder / name
     if target.is_file():
         return target
     try:
@@ -213,8 +236,18 @@ def _build(text: str, what: str, link: tuple[str, ...], name: str | None = None)
             source, result = Path(work, "source.cpp"), Path(work, target.name)
             source.write_text(text, encoding="utf-8")
             command = [
-                *(*compiler.command, *FLAGS, f"-I{sources.INCLUDE}", f"-I{FOLDER}", "-x", "c++", str(source)),
-                *("-x", "none", *link, f"-Wl,-soname,{target.name}", "-o", str(result)),
+                *(*compiler.command, *FLAGS, *flags, f"-I{sources.INCLUDE}", f"-I{FOLDER}"),
+                *(
+                    "-x",
+                    "c++",
+                    str(source),
+                    "-x",
+                    "none",
+                    *link,
+                    f"-Wl,-soname,{target.name}",
+                    "-o",
+                    str(result),
+                ),
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
