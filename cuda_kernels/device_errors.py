@@ -8,6 +8,7 @@ kernel that checks declares ``uint64* errors, uint64 code`` among its parameters
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -36,20 +37,23 @@ class DeviceErrors:
         self.buffer: Buffer | None = None
         self._messages: list[tuple[str, str, int]] = []
         self._codes: dict[tuple[str, str, int], int] = {}
+        self._lock = threading.Lock()
 
     def code(self, where: str, message: str, columns: int) -> tuple[Buffer, int]:
         """The buffer, and the code for a message at an operator; codes count from 1."""
-        if self.buffer is None:
-            self.buffer = Buffer.empty(self._backend, _SPEC, "errors")
-            self._backend.fill(self.buffer, 0, self._backend.stream)
-            # Kernels on other streams may report before the main stream comes to it.
-            self._backend.stream.synchronize()
         key = (where, message, columns)
-        found = self._codes.get(key)
-        if found is None:
-            self._messages.append(key)
-            found = self._codes[key] = len(self._messages)
-        return self.buffer, found
+        with self._lock:
+            if self.buffer is None:
+                buffer = Buffer.empty(self._backend, _SPEC, "errors")
+                self._backend.fill(buffer, 0, self._backend.stream)
+                # Kernels on other streams may report before the main stream comes to it.
+                self._backend.stream.synchronize()
+                self.buffer = buffer
+            found = self._codes.get(key)
+            if found is None:
+                self._messages.append(key)
+                found = self._codes[key] = len(self._messages)
+            return self.buffer, found
 
     def check(self, stream: Stream) -> None:
         """Waits for ``stream`` and raises :class:`KernelError` if a kernel reported an error.

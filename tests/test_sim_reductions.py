@@ -1,4 +1,4 @@
-"""Reductions, losses and normalization on the simulated device: sizes that are cut into slices, and bad data."""
+"""Reductions, losses and normalization on the simulated device: sizes cut into slices, and bad data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunet.errors import KernelError
 from gpunet.proto import OperatorDef
 from tests.op_check import OpCase
 from tests.operators import cases_loss, cases_reduction, cases_softmax
-from tests.test_sim_operators import accepted, compare
+from tests.test_sim_operators import accepted, compare, grid  # noqa: F401 (a fixture)
 
 rng = np.random.default_rng(31)
 Row = tuple[str, list[Any], dict[str, Any]]
@@ -140,7 +140,7 @@ def definition_of(type: str, inputs: Sequence[Any], args: dict[str, Any]) -> Ope
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_large(row: Row) -> None:
+def test_large(row: Row, grid: str) -> None:  # noqa: F811
     type, inputs, args = row
     definition = definition_of(type, inputs, args)
     assert accepted(definition, inputs)
