@@ -206,6 +206,31 @@ class CudaFunction(Function):
             ) from error
 
 
+class CudaGraph:
+    """A captured graph, ready to launch."""
+
+    def __init__(self, backend: CudaBackend, graph: int, queue: int) -> None:
+        self._backend = backend
+        self._runtime = runtime = backend.cuda.runtime
+        self._queue = queue
+        self._graph = graph
+        self._executable = 0
+        with backend.cuda.located("making a captured graph ready"):
+            self._executable = int(runtime.graphInstantiate(graph))
+            runtime.graphUpload(self._executable, queue)
+
+    def __del__(self) -> None:
+        if self._executable:
+            self._runtime.graphExecDestroy(self._executable)
+        self._runtime.graphDestroy(self._graph)
+
+    def launch(self) -> None:
+        """Puts all work of the graph on the stream that it was captured from, with one call."""
+        with self._backend.cuda.located("launching a graph"):
+            self._backend.activate()
+            self._runtime.graphLaunch(self._executable, self._queue)
+
+
 class CudaBackend(Backend):
     """One GPU.
 
@@ -320,6 +345,19 @@ class CudaBackend(Backend):
         raise DeviceError(
             f"host functions cannot run on memory of {self.device}, only on the simulated device"
         )
+
+    def capture(self, issue: Callable[[], None], stream: Stream) -> Callable[[], None]:
+        """Records what ``issue`` puts on ``stream`` and on streams that it forks, as one CUDA graph."""
+        self.activate()
+        queue = stream.pointer  # type: ignore[attr-defined]
+        runtime = self.cuda.runtime
+        with self.cuda.located("capturing a graph"):
+            runtime.streamBeginCapture(queue, runtime.streamCaptureModeRelaxed)
+            try:
+                issue()
+            finally:
+                graph = int(runtime.streamEndCapture(queue))
+        return CudaGraph(self, graph, queue).launch
 
     def memory_info(self) -> tuple[int, int]:
         """(bytes free, bytes in all) on the device, as the driver counts them."""

@@ -15,7 +15,7 @@ from gpunet import backends
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors, signature
 from gpunet.cuda_kernels.sim import library, report, toolchain
-from gpunet.cuda_kernels.sim.streams import Executor, Range, Record, SimStream, Work, default_seed
+from gpunet.cuda_kernels.sim.streams import Executor, Graph, Range, Record, SimStream, Work, default_seed
 from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
 
@@ -150,6 +150,19 @@ class SimBackend(backends.Backend):
         self.executor.records = records if on else None
         return [] if records is None else records
 
+    def capture(self, issue: Callable[[], None], stream: backends.Stream) -> Callable[[], None]:
+        """Records what ``issue`` puts on streams of this device; the work does not run."""
+        self.own(stream)
+        with library.LOCK:
+            if self.executor.captured is not None:
+                raise DeviceError(f"a graph is being captured on {self.device} already, wanted one at a time")
+            self.executor.captured = entries = []
+            try:
+                issue()
+            finally:
+                self.executor.captured = None
+        return Graph(entries).launch
+
     # ---- memory ----
 
     def allocate(self, nbytes: int, stream: backends.Stream | None = None) -> backends.Memory:
@@ -192,6 +205,10 @@ class SimBackend(backends.Backend):
     def copy_in(self, target: Buffer, source: npt.NDArray[Any], stream: backends.Stream) -> None:
         """Queues a copy of what ``source`` holds now."""
         self._check_size(target, source.nbytes)
+        if self.executor.captured is not None:
+            raise DeviceError(
+                "a copy from the host cannot be captured: a graph would copy the same bytes always"
+            )
         data = source.tobytes()
         address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 

@@ -96,7 +96,8 @@ class Function(ABC):
         """Puts one launch on a stream.
 
         Args:
-            grid, block: numbers of blocks and of threads in a block.
+            grid: numbers of blocks.
+            block: numbers of threads in a block.
             shared: bytes of dynamic shared memory in a block.
             params: a ctypes array of pointers to the arguments, which must live until the launch has run (the
                 caller keeps them as long as the program).
@@ -159,6 +160,19 @@ class Backend(ABC):
 
         Only the simulated device can; it stands in for libraries (cuDNN, cuBLAS) there. Elsewhere it raises
         :class:`DeviceError`.
+        """
+
+    @abstractmethod
+    def capture(self, issue: Callable[[], None], stream: Stream) -> Callable[[], None]:
+        """Records the work that ``issue`` puts on ``stream``, and on streams that it makes wait for that one,
+        as one graph.
+
+        The work does not run. Side streams must be joined again before ``issue`` returns. Returns a function
+        that puts all of it on ``stream`` with one launch, as often as it is called; buffers and arguments
+        stay those of the recording.
+
+        Raises:
+            DeviceError: something was asked for that a graph cannot hold, such as a copy from or to the host.
         """
 
     @property

@@ -16,8 +16,10 @@ from gpunet.devices import CPU, Device
 from gpunet.engines import Step
 from gpunet.errors import DeviceError, GpunetError, KernelError
 from gpunet.graph import Graph, Node, Value
+from gpunet.graph_engine import by_phase
 from gpunet.kernels import Kernel, KernelContext
 from gpunet.memory_plan import MemoryPlan, plan
+from gpunet.options import GRAPH, Options
 from gpunet.schedule import Item, Lane, Schedule, order, schedule
 from gpunet.specs import TensorSpec
 from gpunet.storage import Storage, assign, dependencies
@@ -40,12 +42,14 @@ class Compiled:
 
 
 def compile_graph(
-    graph: Graph, kept: Callable[[str], bool], lanes: dict[str, int], *, plan_memory: bool
+    graph: Graph, kept: Callable[[str], bool], options: Options, *, plan_memory: bool
 ) -> Compiled:
     """Storage, schedule and memory plan of a graph that all passes have run on."""
     places = assign(graph, kept)
     nodes = [node for node in graph.nodes if not node.constant]
-    made = schedule(nodes, dependencies(nodes, places), lanes)
+    if options.engine == GRAPH:
+        nodes = by_phase(nodes, dependencies(nodes, places))
+    made = schedule(nodes, dependencies(nodes, places), options.lanes)
     return Compiled(graph, places, made, plan(made, places, share=plan_memory))
 
 
@@ -176,7 +180,8 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
         outputs = tuple(values[v] for v in item.node.outputs)
         stream = program.stream(item.lane)
         if item.node.op is None:
-            steps.append(_copy_step(item, inputs[0], outputs[0], stream))
+            captured = program.options.engine == GRAPH
+            steps.append(_copy_step(item, inputs[0], outputs[0], stream, captured=captured))
             continue
         block = program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
         context = program.context(item.node.op, item.node.index)
@@ -204,8 +209,11 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
     return offsets
 
 
-def _copy_step(item: Item, source: Any, target: Any, stream: Stream | None) -> Step:
+def _copy_step(item: Item, source: Any, target: Any, stream: Stream | None, *, captured: bool) -> Step:
     if isinstance(target, Buffer):
+        if captured:
+            # Between graphs, which are launched on the main stream.
+            stream = target.backend.stream
         function = partial(target.backend.copy_in, target, source, stream or target.backend.stream)
     else:
         function = partial(source.backend.copy_out, target, source, source.backend.stream)

@@ -60,7 +60,9 @@ class Layers(ABC):
             x: input blob, ``[N, C, spatial...]`` (``[N, spatial..., C]`` with order NHWC).
             name: name of the output and prefix of the parameters.
             channels: number of output channels.
-            kernel, stride, dilation: one number for all spatial dimensions, or one for each.
+            kernel: window; one number for all spatial dimensions, or one for each.
+            stride: steps between windows, likewise.
+            dilation: steps between the elements of a window, likewise.
             pad: one number, or all leading then all trailing ones.
             group: number of groups that channels are split into.
             bias: whether to add a bias for each channel.

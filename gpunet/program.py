@@ -25,10 +25,11 @@ from gpunet.devices import CPU, Device
 from gpunet.engines import StepFailed, run_lanes, run_simple
 from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import build
+from gpunet.graph_engine import run_graph
 from gpunet.kernels import KernelContext, RunState, exists, find
 from gpunet.net import check_order
 from gpunet.operator import Operator
-from gpunet.options import SIMPLE, Options
+from gpunet.options import ASYNC, GRAPH, SIMPLE, Options
 from gpunet.passes.pipeline import MEMORY_PLAN, PassContext, check_names, run_passes
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.schedule import Lane
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 #: How many combinations of input shapes a segment remembers the compiled form of.
 _MAX_CACHED_SHAPES: Final = 256
+_RUNNERS: Final = {SIMPLE: run_simple, ASYNC: run_lanes, GRAPH: run_graph}
 
 
 class Program:
@@ -174,7 +176,8 @@ class StaticSegment(Segment):
         self.binding = Binding()
         self._cache: list[tuple[dict[str, BlobSpec], Compiled, int]] = []
         self._stable = False
-        self._execute: Callable[[], None] = run_simple([])
+        #: Runs the bound steps.
+        self.execute: Callable[[], None] = run_simple([])
         self._entries: list[tuple[Blob, Device]] = []
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
         self._sources: list[Blob] = []
@@ -188,7 +191,7 @@ class StaticSegment(Segment):
         try:
             if self._versions is not None:
                 self._refresh_constants()
-            self._execute()
+            self.execute()
         except StepFailed as failure:
             blame(failure.error, failure.node.where)
         for blob, spec, valid in self._finals:
@@ -242,8 +245,7 @@ class StaticSegment(Segment):
         self._stable = False
         compiled = self.compiled = self._compile(workspace)
         binding = self.binding = bind(self.program, compiled)
-        execute = run_simple if self.program.options.engine == SIMPLE else run_lanes
-        self._execute = execute(binding.steps)
+        self.execute = _RUNNERS[self.program.options.engine](binding.steps)
         committed = []
         for name, values in compiled.graph.finals.items():
             visible = [v for v in values if compiled.places[v].blob]
@@ -289,7 +291,8 @@ class StaticSegment(Segment):
 
         context = PassContext(workspace.device, workspace.strict, kept)
         graph = run_passes(graph, context, options.without)
-        compiled = compile_graph(graph, kept, options.lanes, plan_memory=MEMORY_PLAN not in options.without)
+        share = MEMORY_PLAN not in options.without
+        compiled = compile_graph(graph, kept, options, plan_memory=share)
         del self._cache[_MAX_CACHED_SHAPES - 1 :]
         self._cache.insert(0, (specs, compiled, self.stop))
         return compiled

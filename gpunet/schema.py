@@ -222,7 +222,8 @@ def register(
 
     Args:
         type: the operator's name in nets.
-        inputs, outputs: in order; see :class:`Input`, :class:`Output`.
+        inputs: in order; see :class:`Input`.
+        outputs: in order; see :class:`Output`.
         infer: specs of the outputs from those of the inputs; raises ShapeError, DataTypeError or
             ArgumentError with the finding alone. It must be exact: what it says is what gets allocated.
         args: typed arguments (``gpunet.arguments``). Arguments that a definition has beyond these are kept
@@ -237,7 +238,8 @@ def register(
             then.
         host: bookkeeping on scalars that belongs on the CPU wherever the workspace is (iteration counters,
             learning rates).
-        input_counts, output_counts: the numbers allowed, where optional and variadic do not say it.
+        input_counts: the numbers of inputs allowed, where optional and variadic do not say it.
+        output_counts: the same for outputs.
         doc: one paragraph with the formula.
     """
     if type in _schemas:

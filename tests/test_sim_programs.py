@@ -121,3 +121,49 @@ def test_random_bits_equal_those_of_the_cpu():
         draws.append([ws.fetch(name) for name in ("u", "y", "mask")])
     for a, b in zip(*draws, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_step_replayed_as_one_graph_gives_the_same_bits(streams):
+    want = losses("sim:0")
+    assert losses("sim:0", engine="graph", streams=streams, keep=["loss"]) == want
+    assert losses("sim:0", engine="graph", streams=streams) == want
+
+
+def test_graphs_are_captured_once_and_again_for_new_shapes():
+    ws = gpunet.Workspace("sim:0")
+    net = NetDef(
+        name="n", op=[op("Relu", "x", "a"), op("Dropout", "a", "d m", ratio=0.5), op("Tanh", "d", "y")]
+    )
+    ws.create(net, engine="graph")
+    plain = gpunet.Workspace("sim:0")
+    plain.create(net)
+    for shape in [(4, 5)] * 4 + [(2, 5)] * 3:
+        for workspace in (ws, plain):
+            workspace.feed("x", np.random.default_rng(1).normal(size=shape).astype(np.float32))
+            workspace.run("n")
+        np.testing.assert_array_equal(ws.fetch("y"), plain.fetch("y"))
+    (segment,) = ws.program("n").segments()
+    assert segment.execute.replays == 2
+    ws.run("n", 3)
+    assert segment.execute.replays == 5
+
+
+def test_host_work_stays_outside_of_the_graph():
+    """Counter and learning rate on the host, their copy, then everything else as one graph."""
+    model = gpunet.zoo.build("mlp", (1, 8, 8), 10)
+    model.add_gradients("loss")
+    schedule = gpunet.schedules.schedule("step", stepsize=2, gamma=0.5)
+    gpunet.optimizers.SGD(0.1, momentum=0.9, schedule=schedule).apply(model)
+    ws = gpunet.Workspace("sim:0")
+    ws.run_once(model.init_net)
+    ws.feed("data", np.ones((4, 1, 8, 8), dtype=np.float32))
+    ws.feed("label", np.zeros(4, dtype=np.int32))
+    ws.create(model.net, engine="graph", keep=["loss"])
+    ws.run(model.net, 5)
+    (segment,) = ws.program(model.net.name).segments()
+    assert segment.execute.replays == 4
+    kinds = [
+        n.op is None or n.device.kind == "cpu" for n in (i.node for i in segment.compiled.schedule.items)
+    ]
+    assert kinds == sorted(kinds, reverse=True), "all host work comes first"

@@ -6,6 +6,7 @@ order but that of their events. The picks depend on the seed only: a failure can
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections import deque
@@ -87,6 +88,9 @@ class SimStream(backends.Stream):
     def put(self, work: Work) -> None:
         """Appends work."""
         executor = self.executor
+        if executor.captured is not None:
+            executor.captured.append((self, work))
+            return
         work.sequence = next(executor.sequence)
         self.queue.append(work)
         executor.busy[self] = None
@@ -95,6 +99,10 @@ class SimStream(backends.Stream):
 
     def record(self) -> backends.Event:
         """An event behind all work that is in the queue now."""
+        return self.record_event()
+
+    def record_event(self) -> SimEvent:
+        """The same, as what it is."""
         event = SimEvent(self.executor, next(self.executor.event_numbers))
 
         def run() -> None:
@@ -142,11 +150,15 @@ class Executor:
         self.error: BaseException | None = None
         #: Blocks given back, with the number of the first work that cannot use them any more.
         self.released: deque[tuple[int, int]] = deque()
+        #: Set to a list to have work put there instead of into its queue.
+        self.captured: list[tuple[SimStream, Work]] | None = None
         self._favourite: SimStream | None = None
         self._depth = 0
 
     def run_until(self, stop: Callable[[], bool], *, raises: bool = True) -> None:
         """Runs work until ``stop()``; then raises the first error, once, if asked to."""
+        if self.captured is not None:
+            raise DeviceError("cannot wait for the simulated device while a graph is captured")
         with library.LOCK:
             if not stop():
                 self._run(stop)
@@ -234,6 +246,25 @@ class Executor:
                 self.error = DeviceError(
                     f"memory {side} a block of the simulated device was overwritten (found when it was freed)"
                 )
+
+
+class Graph:
+    """Work that was captured, to be put into its streams again and again."""
+
+    def __init__(self, entries: list[tuple[SimStream, Work]]) -> None:
+        self._entries = entries
+
+    def launch(self) -> None:
+        """Puts all work into its streams, with new events in place of those of the recording."""
+        events: dict[int, SimEvent] = {}
+        for stream, work in self._entries:
+            event = work.event
+            if event is None:
+                stream.put(dataclasses.replace(work))
+            elif work.kind == "record":
+                events[event.number] = stream.record_event()
+            else:
+                stream.wait(events.get(event.number, event))
 
 
 def default_seed(value: Any) -> int:
