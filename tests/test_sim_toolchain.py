@@ -251,3 +251,25 @@ def test_launches_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 4
+
+
+@needs_compiler
+def test_example_of_the_documentation() -> None:
+    root = FOLDER.parent.parent
+    text = (root / "docs" / "cuda.md").read_text(encoding="utf-8")
+    section = text[text.index("## Debugging a kernel") :]
+    code, output = re.findall(r"^```(?:python|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[:2]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == output.strip()
+
+
+@needs_compiler
+def test_flags_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources.register_source(
+        "sim_flags", '#include "gpunet.cuh"\n#if CHOICE != 2\n#error wrong choice\n#endif\n'
+    )
+    with pytest.raises(DeviceError, match=r"sim_flags\.cu:3.*wrong choice"):
+        toolchain.build_module("sim_flags")
+    monkeypatch.setenv("GPUNET_SIM_FLAGS", "-DCHOICE=2")
+    toolchain.build_module("sim_flags")

@@ -65,7 +65,7 @@ def _find(override: str | None, path: str | None) -> Compiler | None:
             if found is not None:
                 return found
     if importlib.util.find_spec("ziglang") is not None:
-        # By default zig checks for undefined behaviour (which wants a library) and compiles for this processor.
+        # By default zig checks for undefined behaviour, with a library, and compiles for this processor.
         return _identify(
             (sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined", "-mcpu=baseline")
         )
