@@ -9,6 +9,7 @@ from gpunet.cuda_kernels import comparison as comparison
 from gpunet.cuda_kernels import conv_direct as conv_direct
 from gpunet.cuda_kernels import convolution as convolution
 from gpunet.cuda_kernels import copying as copying
+from gpunet.cuda_kernels import cudnn_normalization as cudnn_normalization
 from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
@@ -24,6 +25,7 @@ from gpunet.cuda_kernels import pooling as pooling
 from gpunet.cuda_kernels import reduction as reduction
 from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import softmax as softmax
+from gpunet.cuda_kernels import sparse_optimizer as sparse_optimizer
 from gpunet.cuda_kernels import total as total
 from gpunet.cuda_kernels import unary as unary
 from gpunet.cuda_kernels import variadic as variadic

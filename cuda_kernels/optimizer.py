@@ -5,6 +5,7 @@ Rates and iteration numbers are read by the kernels, never on the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -115,19 +116,44 @@ def _sums(size: int) -> int:
     return max(1, min(-(-size // _BLOCK_ELEMENTS), _MAX_SUMS))
 
 
+def square_sums_scratch(x: Any) -> TensorSpec:
+    """The memory that :func:`square_sums_launch` of ``x`` wants."""
+    return spec((_sums(math.prod(x.shape)),), x.dtype)
+
+
 def _partial(count: int) -> ScratchFunction:
     """Scratch for ``count`` sums over tensors like input 0."""
 
     def scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-        return [spec((_sums(inputs[0].size),), inputs[0].dtype)] * count
+        return [square_sums_scratch(inputs[0])] * count
 
     return scratch
 
 
-def _square_sums(ctx: KernelContext, x: Buffer, partial: Buffer) -> Launch:
-    return prepare(
-        ctx, _SQUARE_SUMS, (x.dtype,), (x, partial, x.size, partial.size), rows(partial.size, THREADS)
-    )
+def square_sums_launch(ctx: KernelContext, x: Buffer, partial: Buffer) -> Launch:
+    """Sums the squares of ``x``; the next kernel adds up the parts."""
+    arguments = (x, partial, x.size, partial.size)
+    return prepare(ctx, _SQUARE_SUMS, (x.dtype,), arguments, rows(partial.size, THREADS))
+
+
+def storm_total_launch(ctx: KernelContext, total: Buffer, partial: Buffer, new_total: Buffer) -> Launch:
+    """``new_total = total + `` the sum of the parts."""
+    arguments = (total, partial, new_total, partial.size)
+    return prepare(ctx, _STORM_TOTAL, (total.dtype,), arguments, one_block(partial.size))
+
+
+def wngrad_scale_launch(
+    ctx: KernelContext,
+    scale: Buffer,
+    lr: Buffer,
+    partial: Buffer,
+    new_scale: Buffer,
+    rate: Buffer | None,
+    epsilon: float,
+) -> Launch:
+    """``new_scale = scale + `` the sum of the parts ``/ (scale + epsilon)``, and the rate that was used."""
+    arguments = (scale, lr, partial, new_scale, rate, partial.size, epsilon)
+    return prepare(ctx, _WNGRAD_SCALE, (scale.dtype, lr.dtype), arguments, one_block(partial.size))
 
 
 def _optional(buffers: Sequence[Buffer], index: int) -> Buffer | None:
@@ -212,13 +238,12 @@ def weight_scale(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
 def wngrad(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``w' = w + lr g / (b + eps)``, ``b' = b + sum(g^2) / (b + eps)``."""
     w, scale, g, lr = inputs
-    (partial,), types = ctx.scratch, (w.dtype, lr.dtype)
+    (partial,) = ctx.scratch
     update = (w, scale, g, lr, outputs[0], _optional(outputs, 3), w.size, args.epsilon)
-    last = (scale, lr, partial, outputs[1], _optional(outputs, 2), partial.size, args.epsilon)
     return in_order(
-        _square_sums(ctx, g, partial),
-        prepare(ctx, _WNGRAD, types, update, elementwise(w.size)),
-        prepare(ctx, _WNGRAD_SCALE, types, last, one_block(partial.size)),
+        square_sums_launch(ctx, g, partial),
+        prepare(ctx, _WNGRAD, (w.dtype, lr.dtype), update, elementwise(w.size)),
+        wngrad_scale_launch(ctx, scale, lr, partial, outputs[1], _optional(outputs, 2), args.epsilon),
     )
 
 
@@ -226,13 +251,11 @@ def wngrad(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContex
 def storm(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """The sum of squares first, then the step with the rate that follows from it."""
     w, m, total, g, lr = inputs
-    (partial,) = ctx.scratch
-    new_total = outputs[2]
-    first = (total, partial, new_total, partial.size)
+    (partial,), new_total = ctx.scratch, outputs[2]
     update = (w, m, new_total, g, lr, *outputs[:2], w.size, args.momentum, args.beta)
     return in_order(
-        _square_sums(ctx, g, partial),
-        prepare(ctx, _STORM_TOTAL, (w.dtype,), first, one_block(partial.size)),
+        square_sums_launch(ctx, g, partial),
+        storm_total_launch(ctx, total, partial, new_total),
         prepare(ctx, _STORM, (w.dtype, lr.dtype), update, elementwise(w.size)),
     )
 
@@ -249,8 +272,8 @@ def lars(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext)
     squares, gradient_squares = ctx.scratch
     last = (squares, gradient_squares, decay, trust, upper, outputs[0], squares.size)
     return in_order(
-        _square_sums(ctx, x, squares),
-        _square_sums(ctx, dx, gradient_squares),
+        square_sums_launch(ctx, x, squares),
+        square_sums_launch(ctx, dx, gradient_squares),
         prepare(
             ctx, _LARS, (x.dtype, decay.dtype), (*last, args.offset, args.lr_min), one_block(squares.size)
         ),

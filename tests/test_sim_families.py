@@ -277,6 +277,52 @@ def test_updates(type: str, outputs: int, args: dict[str, Any], dtype: str, grid
     compare(type, inputs, outputs, **args)
 
 
+ROWS: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("SparseMomentumSGDUpdate", 3, "g m lr w i", {"momentum": 0.9}),
+    ("SparseAdagrad", 2, "w s i g lr", {"weight_decay": 0.1}),
+    ("RowWiseSparseAdagrad", 2, "w r i g lr", {"weight_decay": 0.1}),
+    ("SparseAdadelta", 3, "w s s i g lr", {}),
+    ("SparseAdam", 4, "w m s i g lr t", {}),
+    ("SparseAdam", 4, "w m s i g lr t", {"enableRAdam": 1}),
+    ("RowWiseSparseAdam", 4, "w m r i g lr t", {}),
+    ("SparseWngrad", 2, "w one i g lr", {}),
+    ("SparseStorm", 3, "w m one g i lr", {}),
+    ("SparseFtrl", 2, "w nz i g", {}),
+    ("ScatterWeightedSum", 1, "w lr i g lr g one", {}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("type", "outputs", "inputs", "args"), ROWS, ids=lambda v: v if isinstance(v, str) else ""
+)
+@pytest.mark.parametrize(("rows", "picks", "block"), [(900, 2500, 2), (5, 20, 70)])
+def test_updates_of_rows(
+    type: str,
+    outputs: int,
+    inputs: str,
+    args: dict[str, Any],
+    rows: int,
+    picks: int,
+    block: int,
+    dtype: str,
+    grid: None,
+) -> None:
+    made = {
+        "w": lambda: normal(rows, block, dtype=dtype),
+        "m": lambda: normal(rows, block, dtype=dtype),
+        "s": lambda: np.abs(normal(rows, block, dtype=dtype)),
+        "r": lambda: np.abs(normal(rows, dtype=dtype)),
+        "nz": lambda: np.abs(normal(rows, block, 2, dtype=dtype)),
+        "g": lambda: normal(picks, block, dtype=dtype),
+        "i": lambda: integers(rows, picks, dtype="int64"),
+        "lr": lambda: np.array([0.3], "float32"),
+        "one": lambda: np.array([2], dtype),
+        "t": lambda: np.array([9]),
+    }
+    compare(type, [made[name]() for name in inputs.split()], outputs, **args)
+
+
 @pytest.fixture
 def ctx() -> KernelContext:
     device = backend(parse_device("sim:0"))
