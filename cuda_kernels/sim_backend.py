@@ -156,7 +156,8 @@ class SimBackend(backends.Backend):
         with library.LOCK:
             if self.executor.captured is not None:
                 raise DeviceError(f"a graph is being captured on {self.device} already, wanted one at a time")
-            self.executor.captured = entries = []
+            entries: list[tuple[SimStream, Work]] = []
+            self.executor.captured = entries
             try:
                 issue()
             finally:

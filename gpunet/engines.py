@@ -54,7 +54,7 @@ def run_simple(steps: Sequence[Step]) -> Callable[[], None]:
     def run() -> None:
         position = 0
         try:
-            for position, (function, arguments) in enumerate(calls):  # noqa: B007 (the handler names the step)
+            for position, (function, arguments) in enumerate(calls):  # noqa: B007 (the handler does)
                 function(*arguments)
         except Exception as error:
             raise StepFailed(error, steps[position].node) from error
@@ -111,7 +111,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
 
     def run() -> None:
         state = _Run(signalled)
-        # Side streams begin after what the main stream of their device was given before; it goes on after them.
+        # Side streams begin after what the main stream of their device was given before; it waits for them.
         for main, side in forks:
             side.wait(main.record())
         jobs = [POOL.start(partial(work, state, items)) for items in others]

@@ -109,7 +109,7 @@ class _Chunk:
         main = self._device.stream
         sides: dict[int, Stream] = {
             id(s.stream): s.stream for _, s in self._steps if s.stream not in (None, main)
-        }  # type: ignore[misc]
+        }
         events: dict[int, Event] = {}
         for side in sides.values():
             side.wait(main.record())

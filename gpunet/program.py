@@ -22,7 +22,7 @@ from gpunet.binding import Binding, Compiled, Memory, bind, blame, compile_graph
 from gpunet.blobs import EMPTY, Blob
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
-from gpunet.engines import StepFailed, run_lanes, run_simple
+from gpunet.engines import Step, StepFailed, run_lanes, run_simple
 from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import build
 from gpunet.graph_engine import run_graph
@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 
 #: How many combinations of input shapes a segment remembers the compiled form of.
 _MAX_CACHED_SHAPES: Final = 256
-_RUNNERS: Final = {SIMPLE: run_simple, ASYNC: run_lanes, GRAPH: run_graph}
+_RUNNERS: Final[dict[str, Callable[[Sequence[Step]], Callable[[], None]]]] = {
+    SIMPLE: run_simple,
+    ASYNC: run_lanes,
+    GRAPH: run_graph,
+}
 
 
 class Program:
@@ -227,7 +231,7 @@ class StaticSegment(Segment):
     def _holds(self, workspace: Workspace) -> bool:
         if not self._stable or self.compiled is None:
             return False
-        # On another device than the host, a blob that was fed keeps its old storage until it is brought there.
+        # A blob that was fed keeps its old storage on another device until it is brought there.
         if any(workspace.spec(value.name) != value.spec for value in self.compiled.graph.entries):
             return False
         bound = self.binding.entries | self.binding.finals

@@ -18,9 +18,9 @@ class TensorSpec:
 
     shape: Shape
     dtype: np.dtype
-    #: The elements of a small tensor of whole numbers that follow from shapes alone (the output of Shape, say), so
-    #: that what depends on them can be inferred; ``None`` where only running tells. Specs that differ in this alone
-    #: are equal.
+    #: The elements of a small tensor of whole numbers that follow from shapes alone (the output of Shape,
+    #: say), so that what depends on them can be inferred; ``None`` where only running tells. Specs that
+    #: differ in this alone are equal.
     known: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
