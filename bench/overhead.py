@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import gpunet
+from gpunet.errors import GpunetError
 
 from . import counterpart
 from .rows import Bar, Row, Samples
@@ -15,39 +17,46 @@ from .timing import Effort, compare
 FIGURE = "overhead"
 OPERATORS = 200
 SIZE = 8
-#: Operator, its inputs and output, and the function of NumPy and PyTorch that does the same. Values stay
-#: bounded however often this runs.
+#: Operator, whether it has a second operand, which stays the same, and the function of NumPy and PyTorch. Each
+#: takes the result of the one before, so that none can be left out. Values stay bounded.
 PATTERN = (
-    ("Add", ("a", "b"), "c", "add"),
-    ("Mul", ("c", "a"), "d", "multiply"),
-    ("Sub", ("d", "b"), "e", "subtract"),
-    ("Tanh", ("e",), "f", "tanh"),
-    ("Negative", ("f",), "g", "negative"),
-    ("Exp", ("g",), "h", "exp"),
-    ("Div", ("f", "h"), "i", "divide"),
-    ("Abs", ("i",), "j", "absolute"),
+    ("Add", True, "add"),
+    ("Mul", True, "multiply"),
+    ("Sub", True, "subtract"),
+    ("Tanh", False, "tanh"),
+    ("Negative", False, "negative"),
+    ("Exp", False, "exp"),
+    ("Div", True, "divide"),
+    ("Abs", False, "absolute"),
 )
-BLOBS = "abcdefghij"
+CHAIN = PATTERN * (OPERATORS // len(PATTERN))
+OPERAND = 0.5
+
+
+class DisagreementError(GpunetError):
+    """The net does not compute what the calls do."""
 
 
 def measure(effort: Effort) -> list[Row]:
-    """One row: microseconds an operator that the net costs more than the calls."""
-    contenders: dict[str, Callable[[], object]] = {
-        "gpunet": _net(),
-        "numpy": _calls(np, np.full(SIZE, 0.5, np.float32), ""),
-    }
+    """Microseconds an operator by which the net exceeds the calls; and the whole beside PyTorch's calls."""
+    workspace, net = _net()
+    arrays, calls = _calls(np, [np.full(SIZE, OPERAND, np.float32) for _ in range(OPERATORS + 2)], "")
+    contenders = {"gpunet": net, "numpy": calls}
     if counterpart.INSTALLED:
         torch = counterpart.torch()
-        contenders["torch"] = _calls(torch, torch.full((SIZE,), 0.5), "out=")
+        _, contenders["torch"] = _calls(
+            torch, [torch.full((SIZE,), OPERAND) for _ in range(OPERATORS + 2)], "out="
+        )
     times = compare(contenders, effort).seconds
-    numpy, factor = times["numpy"].values, 1e6 / OPERATORS
-    own = Samples.of([net - calls for net, calls in zip(times["gpunet"].values, numpy, strict=True)], factor)
+    if not np.array_equal(workspace.fetch(f"x{OPERATORS}"), arrays[OPERATORS]):
+        raise DisagreementError("the net gives other numbers than NumPy's calls, wanted the same")
+    nets, numpy, factor = times["gpunet"].values, times["numpy"].values, 1e6 / OPERATORS
     rows = [
         Row(
             FIGURE,
             f"1 of {OPERATORS} operators, over NumPy's call",
             unit="µs",
-            own=own,
+            own=Samples.of([a - b for a, b in zip(nets, numpy, strict=True)], factor),
             other=Samples.of(numpy, factor),
             counterpart="NumPy's call itself",
             bar=Bar(4.0, of_ratio=False),
@@ -60,36 +69,35 @@ def measure(effort: Effort) -> list[Row]:
                 FIGURE,
                 f"1 of {OPERATORS} operators",
                 unit="µs",
-                own=Samples.of(times["gpunet"].values, factor),
+                own=Samples.of(nets, factor),
                 other=Samples.of(torches, factor),
                 counterpart="torch's call",
-                ratios=Samples.of([a / b for a, b in zip(times["gpunet"].values, torches, strict=True)]),
+                ratios=Samples.of([a / b for a, b in zip(nets, torches, strict=True)]),
             )
         )
     return rows
 
 
-def _net() -> Callable[[], object]:
+def _net() -> tuple[gpunet.Workspace, Callable[[], object]]:
     net = gpunet.Net("tiny")
-    for _ in range(OPERATORS // len(PATTERN)):
-        for type_, inputs, output, _ in PATTERN:
-            net.add(type_, list(inputs), [output])
+    for number, (type_, binary, _) in enumerate(CHAIN):
+        net.add(type_, [f"x{number}", *(["operand"] if binary else [])], [f"x{number + 1}"])
     workspace = gpunet.Workspace("cpu")
-    for name in "ab":
-        workspace.feed(name, np.full(SIZE, 0.5, np.float32))
+    for name in ("x0", "operand"):
+        workspace.feed(name, np.full(SIZE, OPERAND, np.float32))
     created = workspace.create(net)
-    return lambda: workspace.run(created)
+    return workspace, lambda: workspace.run(created)
 
 
-def _calls(module: object, value: object, keyword: str) -> Callable[[], object]:
-    """A function of the bare calls in a row, with nothing to look up, as if written by hand."""
-    lines = [f"{name}({', '.join(inputs)}, {keyword}{output})" for _, inputs, output, name in PATTERN]
-    names = ", ".join((*BLOBS, *dict.fromkeys(name for *_, name in PATTERN)))
-    source = f"def calls({names}):\n" + "".join(
-        f"    {line}\n" for line in lines * (OPERATORS // len(PATTERN))
-    )
+def _calls(module: object, arrays: list[Any], keyword: str) -> tuple[list[Any], Callable[[], object]]:
+    """The arrays, and a function of the bare calls on them, with nothing to look up, as written by hand."""
+    functions = dict.fromkeys(function for *_, function in CHAIN)
+    lines = [
+        f"    {function}(x{number}, {'operand, ' if binary else ''}{keyword}x{number + 1})"
+        for number, (_, binary, function) in enumerate(CHAIN)
+    ]
+    names = [*functions, *(f"x{number}" for number in range(OPERATORS + 1)), "operand"]
     scope: dict[str, Callable[..., object]] = {}
-    exec(source, scope)
-    arguments = [value + 0 for _ in BLOBS]  # type: ignore[operator]
-    functions = [getattr(module, name) for name in dict.fromkeys(name for *_, name in PATTERN)]
-    return lambda: scope["calls"](*arguments, *functions)
+    exec("\n".join([f"def calls({', '.join(names)}):", *lines]), scope)
+    arguments = [*(getattr(module, function) for function in functions), *arrays]
+    return arrays, lambda: scope["calls"](*arguments)
