@@ -17,8 +17,8 @@ from .timing import Effort, compare
 FIGURE = "overhead"
 OPERATORS = 200
 SIZE = 8
-#: Operator, whether it has a second operand, which stays the same, and the function of NumPy and PyTorch. Each
-#: takes the result of the one before, so that none can be left out. Values stay bounded.
+#: Operator, whether it has a second operand, which stays the same, and the function of NumPy and PyTorch.
+#: Each takes the result of the one before, so that none can be left out. Values stay bounded.
 PATTERN = (
     ("Add", True, "add"),
     ("Mul", True, "multiply"),
