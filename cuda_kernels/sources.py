@@ -1,7 +1,7 @@
 """Sources of CUDA kernels by module name: the ``.cu`` files of this folder, and those that others register.
 
-:func:`expand` puts the project's own headers into the text, as the compilers want it: caches keyed by the text of a
-source then see a change of a header. Lines keep their file and number through ``#line``.
+:func:`expand` puts the project's own headers into the text, as compilers want it: caches keyed by the text of
+a source then see a change of a header. Lines keep their file and number through ``#line``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def read(module: str) -> tuple[str, str, Path]:
 def expand(module: str) -> str:
     """The text of a module with the headers that it includes with quotes put in.
 
-    Those of its own folder and of ``include/``, each once, at its first include. Includes of other files are left for the compiler.
+    Those of its own folder and of ``include/``, each once, at its first include. Other includes are left for
+    the compiler.
     """
     text, name, folder = read(module)
     return _expand(text, name, folder, set())

@@ -19,7 +19,8 @@ uint32_t range_count = 0;
 bool indirect = false;
 
 void check_access(uint64_t address, uint64_t size, bool write) {
-  if (range_count == 0 || current == nullptr) return;
+  if (range_count == 0 || current == nullptr || heap.outside(address)) return;
+  if (address - (uint64_t)&gpunet_sim_state < sizeof gpunet_sim_state) return;
   bool read_only = false;
   for (uint32_t i = 0; i < range_count; ++i) {
     const ArgumentRange& range = argument_ranges[i];
@@ -29,7 +30,6 @@ void check_access(uint64_t address, uint64_t size, bool write) {
   }
   if (!read_only) {
     if (address >= current->stack && address < current->stack + FibrePool::kStack) return;
-    if (address - (uint64_t)&gpunet_sim_state < sizeof gpunet_sim_state) return;
     Block block;
     if (!heap.find(address, &block)) return;  // shared memory, constants
     if (indirect && !block.freed && address >= block.pointer && address + size <= block.pointer + block.nbytes) return;

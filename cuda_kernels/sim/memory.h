@@ -87,6 +87,8 @@ class Heap {
     if (block.base == 0) return 0;
     std::lock_guard<std::mutex> lock(mutex_);
     blocks_[block.base] = block;
+    if (low_ == 0 || block.base < low_) low_ = block.base;
+    if (block.base + block.length > high_) high_ = block.base + block.length;
     return block.pointer;
   }
 
@@ -118,6 +120,9 @@ class Heap {
     return true;
   }
 
+  // Whether no block can hold the address: most of what is not device memory, at once.
+  bool outside(uint64_t address) const { return address < low_ || address >= high_; }
+
   // Address of a damaged canary of the block that holds the address (repaired then), or 0.
   uint64_t check(uint64_t address) {
     Block block;
@@ -146,6 +151,7 @@ class Heap {
   std::mutex mutex_;
   std::map<uint64_t, Block> blocks_;
   std::deque<uint64_t> quarantine_;
+  uint64_t low_ = 0, high_ = 0;
 };
 
 }  // namespace gpunet_sim
