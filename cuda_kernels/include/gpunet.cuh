@@ -6,6 +6,7 @@
 
 #ifdef GPUNET_SIM
 #include "gpunet_sim.h"
+#define GPUNET_NOT_UNROLLED
 #else
 #include <cuda_fp16.h>
 typedef signed char int8;
@@ -17,11 +18,14 @@ typedef unsigned int uint32;
 typedef long long int64;
 typedef unsigned long long uint64;
 typedef __half float16;
+#define GPUNET_NOT_UNROLLED _Pragma("unroll 1")
 #endif
 
-// A loop in which all threads of a one-dimensional grid share the indices 0 .. count-1.
-#define GPUNET_LOOP(i, count)                                                        \
-  for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (int64)(count);   \
+// A loop in which all threads of a one-dimensional grid share the indices 0 .. count-1. Grids are large, so it goes round once or
+// a few times; copies of its body would only make code larger and its compilation slower.
+#define GPUNET_LOOP(i, count)                                                                          \
+  GPUNET_NOT_UNROLLED                                                                                  \
+  for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (int64)(count);                     \
        i += (int64)gridDim.x * blockDim.x)
 
 // The type to compute in: float for float16, T itself otherwise.
