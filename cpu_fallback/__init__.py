@@ -13,6 +13,7 @@ from gpunet.cpu_fallback import indexing as indexing
 from gpunet.cpu_fallback import joining as joining
 from gpunet.cpu_fallback import learning_rate as learning_rate
 from gpunet.cpu_fallback import loss as loss
+from gpunet.cpu_fallback import loss_scaling as loss_scaling
 from gpunet.cpu_fallback import matmul as matmul
 from gpunet.cpu_fallback import normalization as normalization
 from gpunet.cpu_fallback import optimizer as optimizer

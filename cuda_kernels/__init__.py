@@ -17,6 +17,7 @@ from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import loss as loss
+from gpunet.cuda_kernels import loss_scaling as loss_scaling
 from gpunet.cuda_kernels import matmul as matmul
 from gpunet.cuda_kernels import multi_tensor as multi_tensor
 from gpunet.cuda_kernels import normalization as normalization

@@ -172,7 +172,8 @@ def _reshaped(storage: Any, spec: TensorSpec) -> Any:
 def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, Any]) -> list[Step]:
     wanted = [_wanted_scratch(item.node) for item in items]
     offsets = [_offsets(specs) for specs in wanted]
-    for item, places in zip(items, offsets, strict=True):
+    # The largest first: a block that grows is a second block for a while.
+    for item, places in sorted(zip(items, offsets, strict=True), key=lambda pair: -pair[1][-1]):
         program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
     steps = []
     for item, specs, places in zip(items, wanted, offsets, strict=True):

@@ -125,7 +125,7 @@ def build(
                 fresh.append(value)
             inputs.append(value)
         specs = op.infer([value.spec for value in inputs])
-        if op.dynamic and not all(isinstance(s, TensorSpec) for s in specs):
+        if op.dynamic and not (specs and all(isinstance(s, TensorSpec) for s in specs)):
             return graph, index
         outputs = []
         for name, found in zip(op.outputs, specs, strict=True):

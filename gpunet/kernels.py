@@ -42,6 +42,10 @@ F = TypeVar("F", bound=KernelFunction)
 DEFAULT_ENGINE: Final = ""
 
 
+class StopNet(Exception):  # noqa: N818 (no error)
+    """Raised by the kernel of a dynamic operator: the rest of the net is not run this time."""
+
+
 class RunState:
     """What changes from run to run of one net: shared by the contexts of all its steps."""
 

@@ -4,7 +4,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +186,24 @@ class Model(Layers):
     def forward_operators(self) -> list[OperatorDef]:
         """The operators of the main net before gradients and updates."""
         return list(self.net.proto.op[: self._forward_length])
+
+    def rewrite_forward(self, rewrite: Callable[[OperatorDef], Sequence[OperatorDef]]) -> None:
+        """Replaces each operator of the forward pass by those that ``rewrite`` gives for it, in order; shapes
+        are inferred anew.
+
+        Raises :class:`NetError` once the model has its gradients.
+        """
+        self._check_open()
+        made = [op for definition in self.net.proto.op for op in rewrite(definition)]
+        kept = {n: s for n, s in self.specs.items() if n in self.inputs or self.init_net.makes(n)}
+        self.specs = kept
+        proto = NetDef()
+        proto.CopyFrom(self.net.proto)
+        del proto.op[:]
+        self.net = Net(self.net.name, proto)
+        for definition in made:
+            self._infer(definition, self.net)
+            self.net.append(definition)
 
     def predict_net(self, outputs: str | Sequence[str]) -> NetDef:
         """The part of the forward pass that ``outputs`` need, in test mode: no dropout, running statistics in

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from gpunet.engines import Step, StepFailed, run_lanes, run_simple
 from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import build
 from gpunet.graph_engine import run_graph
-from gpunet.kernels import KernelContext, RunState, exists, find
+from gpunet.kernels import KernelContext, RunState, StopNet, exists, find
 from gpunet.net import check_order
 from gpunet.operator import Operator
 from gpunet.options import ASYNC, GRAPH, SIMPLE, Options
@@ -84,7 +85,7 @@ class Program:
             source = backend(device)
             source.copy_in(buffer, np.array([self.state.step], dtype=np.uint64), source.stream)
         position = 0
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), suppress(StopNet):
             while position < len(self.operators):
                 segment = self._segments.get(position)
                 if segment is None or segment.epoch != workspace.epoch:
@@ -320,6 +321,8 @@ class DynamicSegment(Segment):
         values: Sequence[Any] = ()
         try:
             values = fresh_values(self._kernel, inputs, self.program.contexts[self.start])
+        except StopNet:
+            raise
         except Exception as error:
             blame(error, op.where)
         for name, value in zip(op.outputs, values, strict=True):

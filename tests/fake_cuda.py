@@ -33,6 +33,7 @@ class Runtime:
     hostAllocPortable = 1  # noqa: N815
     memcpyDeviceToDevice = 3  # noqa: N815
     memcpyDefault = 4  # noqa: N815
+    streamCaptureModeRelaxed = 2  # noqa: N815
 
     def __init__(self, devices: int = 1, memory: int = 1 << 30, status: int = 0) -> None:
         self.devices = devices
@@ -43,6 +44,8 @@ class Runtime:
         self.queues: dict[int, deque[Callable[[], None]]] = {}
         self.events: dict[int, tuple[int, bool]] = {}
         self.capturing: set[int] = set()
+        self.captured: dict[int, int] = {}
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.errors: list[int] = []
         self.copies: list[int] = []
         self._handles = itertools.count(1)
@@ -108,6 +111,36 @@ class Runtime:
 
     def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802
         return stream in self.capturing
+
+    def streamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+        self.capturing.add(stream)
+        self.captured[stream] = len(self.queues[stream])
+
+    def streamEndCapture(self, stream: int) -> int:  # noqa: N802
+        self.capturing.remove(stream)
+        start, queue, handle = self.captured.pop(stream), self.queues[stream], next(self._handles)
+        self.graphs[handle] = list(queue)[start:]
+        while len(queue) > start:
+            queue.pop()
+        return handle
+
+    def graphInstantiate(self, graph: int) -> int:  # noqa: N802
+        handle = next(self._handles)
+        self.graphs[handle] = self.graphs[graph]
+        return handle
+
+    def graphUpload(self, graph_exec: int, stream: int) -> None:  # noqa: N802
+        if graph_exec not in self.graphs or stream not in self.queues:
+            raise CUDARuntimeError(1)
+
+    def graphLaunch(self, graph_exec: int, stream: int) -> None:  # noqa: N802
+        self.queues[stream].extend(self.graphs[graph_exec])
+
+    def graphExecDestroy(self, graph_exec: int) -> None:  # noqa: N802
+        del self.graphs[graph_exec]
+
+    def graphDestroy(self, graph: int) -> None:  # noqa: N802
+        del self.graphs[graph]
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:  # noqa: N802
         self.queues[stream].append(lambda: self.eventSynchronize(event))

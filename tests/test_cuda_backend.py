@@ -170,6 +170,20 @@ def test_host_functions_are_refused(backend: CudaBackend) -> None:
         backend.call_host(lambda: None, (), backend.stream)
 
 
+def test_work_is_captured_once_and_replayed(backend: CudaBackend) -> None:
+    runtime = backend.cuda.runtime
+    buffer = Buffer.from_numpy(backend, np.zeros(8, np.uint8), "x")
+    replay = backend.capture(lambda: backend.fill(buffer, 7, backend.stream), backend.stream)
+    assert buffer.numpy().tolist() == [0] * 8
+    replay()
+    assert buffer.numpy().tolist() == [7] * 8
+    backend.fill(buffer, 1, backend.stream)
+    replay()
+    assert buffer.numpy().tolist() == [7] * 8
+    del replay
+    assert not runtime.graphs
+
+
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(DeviceError, match="there is no device cuda:2, found cuda:0, cuda:1"):
         CudaBackend(Device("cuda", 2), fake(devices=2))

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "info": "Describe a saved model: operators, parameters, operations, memory.",
     "devices": "Tell which devices there are, and what is missing for others.",
     "ops": "Describe the operators that nets may have.",
+    "check-grad": "Check an operator: its gradient, and its kernels on devices.",
 }
 
 
@@ -32,7 +33,7 @@ class Commands(click.Group):
         """The command, imported; ``None`` if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"gpunet.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"gpunet.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -13,6 +13,7 @@ from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining
 from gpunet.operators import learning_rate as learning_rate
 from gpunet.operators import loss as loss
+from gpunet.operators import loss_scaling as loss_scaling
 from gpunet.operators import matmul as matmul
 from gpunet.operators import normalization as normalization
 from gpunet.operators import optimizer as optimizer

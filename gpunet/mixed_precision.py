@@ -1,0 +1,144 @@
+"""Training in float16: a pass over a model that has no gradients yet.
+
+Convolutions and matrix products, and what follows them elementwise or by windows, run in float16; losses,
+softmax, and batch norm with its statistics stay in float32. Parameters stay float32 (master weights) and are
+rounded to float16 in each step, so that gradients and updates are float32 too. The loss is scaled before the
+backward pass, by a factor that adapts: a step whose gradients overflow is skipped and reported. Source: P.
+Micikevicius et al., Mixed Precision Training, ICLR 2018.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gpunet.errors import ArgumentError, GradientError
+from gpunet.gradient_maker import Gradient
+from gpunet.model import Model
+from gpunet.proto import OperatorDef
+from gpunet.specs import TensorSpec
+
+#: Operators that are worth float16.
+HALF: Final = frozenset(["Conv", "Conv1D", "Conv2D", "Conv3D", "FC", "FCTransposed", "MatMul", "BatchMatMul"])
+#: Operators that run in float16 where all their floating-point inputs are.
+FOLLOW: Final = frozenset(
+    [
+        "AveragePool",
+        "Concat",
+        "Copy",
+        "Dropout",
+        "ExpandDims",
+        "Flatten",
+        "FlattenToVec",
+        "MaxPool",
+        "Relu",
+        "Reshape",
+        "Squeeze",
+        "StopGradient",
+        "Sum",
+        "Transpose",
+    ]
+)
+
+SCALE: Final = "loss_scale"
+GOOD: Final = "loss_scale_good_steps"
+SKIPPED: Final = "loss_scale_skipped_steps"
+FINITE: Final = "gradients_finite"
+
+
+def to_half(model: Model) -> None:
+    """Rewrites the forward pass of ``model`` for float16, in place.
+
+    Casts are operators of the net (FloatToHalf, HalfToFloat), one for each blob and direction, so that
+    gradients pass through them. Blobs keep their names; those that become float16 are those that operators of
+    :data:`HALF` and :data:`FOLLOW` make.
+
+    Raises:
+        GradientError: the model has its gradients already.
+    """
+    model.rewrite_forward(_Converter(model.specs).convert)
+
+
+class _Converter:
+    """Converts operators one by one, in order, and knows the type of each blob meanwhile."""
+
+    def __init__(self, specs: dict[str, object]) -> None:
+        self._floats = {n for n, s in specs.items() if isinstance(s, TensorSpec) and s.dtype == np.float32}
+        self._half: set[str] = set()
+        self._casts: dict[tuple[str, bool], str] = {}
+
+    def convert(self, op: OperatorDef) -> list[OperatorDef]:
+        """The operator with the casts that it needs in front."""
+        inputs = [name for name in op.input if name in self._floats]
+        half = op.type in HALF or (
+            op.type in FOLLOW and bool(inputs) and all(n in self._half for n in inputs)
+        )
+        made: list[OperatorDef] = []
+        result = OperatorDef()
+        result.CopyFrom(op)
+        for index, name in enumerate(op.input):
+            if name in self._floats and (name in self._half) != half:
+                result.input[index] = self._cast(name, op, made, half=half)
+        for name in op.output:
+            self._casts = {key: cast for key, cast in self._casts.items() if key[0] != name}
+            self._half.discard(name)
+            # Masks and the like are no floats; what a float operator makes in float32 is.
+            if half and name in self._floats:
+                self._half.add(name)
+        return [*made, result]
+
+    def _cast(self, name: str, op: OperatorDef, made: list[OperatorDef], *, half: bool) -> str:
+        key = (name, half)
+        if key not in self._casts:
+            self._casts[key] = f"{name}_{'half' if half else 'float'}"
+            cast = OperatorDef(
+                type="FloatToHalf" if half else "HalfToFloat", input=[name], output=[self._casts[key]]
+            )
+            if op.HasField("device_option"):
+                cast.device_option.CopyFrom(op.device_option)
+            made.append(cast)
+        return self._casts[key]
+
+
+def add_scaled_gradients(
+    model: Model, loss: str, *, initial_scale: float = 2.0**15, growth_interval: int = 2000
+) -> dict[str, Gradient]:
+    """Adds gradients of a scaled loss, scales them back, and skips what follows in the net where they are not
+    finite.
+
+    Call it in place of :meth:`Model.add_gradients`, before an optimizer is applied. The scale, and how many
+    steps were skipped so far, are in the blobs :data:`SCALE` and :data:`SKIPPED`, which checkpoints hold.
+
+    Args:
+        model: its forward pass may have been converted by :func:`to_half`.
+        loss: a scalar blob.
+        initial_scale: the first factor of the loss, more than 0.
+        growth_interval: good steps in a row before the scale doubles.
+
+    Returns:
+        What :meth:`Model.add_gradients` does.
+
+    Raises:
+        ArgumentError: a number that makes no sense.
+        GradientError: a parameter has a sparse gradient.
+    """
+    if not initial_scale > 0:
+        raise ArgumentError(f"initial_scale is {initial_scale!r}, wanted more than 0")
+    model.add_state(SCALE, shape=(), value=initial_scale)
+    for name in (GOOD, SKIPPED):
+        model.add_state(name, shape=(1,), value=0, dtype="int64")
+    gradients = model.add_gradients({loss: SCALE})
+    names = []
+    for parameter in model.params:
+        if parameter.gradient is not None and not isinstance(parameter.gradient, str):
+            raise GradientError(
+                f"the gradient of {parameter.name!r} is sparse, wanted dense ones with a scaled loss"
+            )
+        if parameter.gradient is not None and parameter.gradient not in names:
+            names.append(parameter.gradient)
+    model.net.add("UnscaleGradients", [SCALE, *names], [FINITE, *names])
+    state = [SCALE, GOOD, SKIPPED]
+    model.net.add("UpdateLossScale", [*state, FINITE], state, interval=growth_interval)
+    model.net.add("StopUnless", [FINITE], [])
+    return gradients
