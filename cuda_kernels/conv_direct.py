@@ -121,21 +121,33 @@ def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx
     """``dW = dY * X``, ``dX = dY * W``, db the sum of dY."""
     x, w, dy = inputs
     dw, db, dx = gradient_outputs(args, outputs)
-    window, sizes = _sizes(ctx.op, x, w)
-    launches = [_filter_gradient(x, dy, dw, sizes, ctx)]
+    launches = [filter_gradient(ctx, x, w, dy, dw)]
     if db is not None:
-        arguments = (dy, db, x.shape[0], w.shape[0], window.positions, int(window.channels_last))
-        grid = rows(w.shape[0], x.shape[0] * window.positions)
-        launches.append(prepare(ctx, _BIAS, (x.dtype,), arguments, grid))
+        launches.append(bias_gradient(ctx, x, w, dy, db))
     if dx is not None:
-        channels = w.shape[-1 if window.channels_last else 1]
-        tiles = _tiles(channels, x.shape[0] * math.prod(window.image), args.group)
-        launches.append(prepare(ctx, _DATA, (x.dtype,), (w, dy, dx, *sizes), _grid(tiles)))
+        launches.append(data_gradient(ctx, x, w, dy, dx))
     return in_order(*launches)
 
 
-def _filter_gradient(x: Buffer, dy: Buffer, dw: Buffer, sizes: tuple[int, ...], ctx: KernelContext) -> Launch:
-    tiles, slices = _filter_slices(ctx.op, x, dw)
+def bias_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, db: Buffer) -> Launch:
+    """db, the sum of dY."""
+    window = window_of(ctx.op, x, w)
+    arguments = (dy, db, x.shape[0], w.shape[0], window.positions, int(window.channels_last))
+    return prepare(ctx, _BIAS, (x.dtype,), arguments, rows(w.shape[0], x.shape[0] * window.positions))
+
+
+def data_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dx: Buffer) -> Launch:
+    """``dX = dY * W``."""
+    window, sizes = _sizes(ctx.op, x, w)
+    channels = w.shape[-1 if window.channels_last else 1]
+    tiles = _tiles(channels, x.shape[0] * math.prod(window.image), ctx.op.args.group)
+    return prepare(ctx, _DATA, (x.dtype,), (w, dy, dx, *sizes), _grid(tiles))
+
+
+def filter_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dw: Buffer) -> Launch:
+    """``dW = dY * X``; the first scratch is that of :func:`gradient_scratch`."""
+    _, sizes = _sizes(ctx.op, x, w)
+    tiles, slices = _filter_slices(ctx.op, x, w)
     partial = ctx.scratch[0] if slices > 1 else None
     first = prepare(ctx, _FILTER, (x.dtype,), (x, dy, dw, partial, slices, *sizes), _grid(tiles * slices))
     if slices == 1:

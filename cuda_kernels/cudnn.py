@@ -1,41 +1,33 @@
 """cuDNN through the ``pygraph`` of nvidia-cudnn-frontend: the one module that calls it.
 
 A graph (:mod:`gpunet.cuda_kernels.cudnn_graphs`) is planned once for a device and kept
-(:mod:`gpunet.cuda_kernels.cudnn_cache`); a plan is loaded from the bytes that cuDNN makes of it, whether it was
-made now or in another process. Planning needs no GPU: a :class:`Target` can come from a description of one.
+(:mod:`gpunet.cuda_kernels.cudnn_cache`); a plan is loaded from the bytes that cuDNN makes of it, whether it
+was made now or in another process. Planning needs no GPU: a :class:`Target` can come from a description of
+one.
 
-Environment: ``GPUNET_TF32`` and ``GPUNET_DETERMINISTIC`` (0 or 1), ``GPUNET_CUDNN_WORKSPACE`` (most MiB of scratch a
-plan may take), ``GPUNET_CUDNN_TUNE`` (how many plans are timed to find the fastest; 1 takes cuDNN's first choice).
+Environment: ``GPUNET_TF32`` and ``GPUNET_DETERMINISTIC`` (0 or 1), ``GPUNET_CUDNN_WORKSPACE`` (most MiB of
+    scratch a plan may take), ``GPUNET_CUDNN_TUNE`` (how many plans are timed to find the fastest; 1 takes
+    cuDNN's first choice).
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import importlib.util
 import json
-import math
 import os
+import re
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from gpunet.backends import Backend, Stream, opened
-from gpunet.buffers import Buffer
-from gpunet.cuda_kernels import cudnn_cache
-from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
-from gpunet.cuda_kernels.cudnn_graphs import ALIGNMENT, Descriptor, Maker, Settings
-from gpunet.errors import DeviceError, KernelError
-from gpunet.kernels import KernelContext
-from gpunet.specs import TensorSpec, spec
-
-Launch = Callable[[], None]
+from gpunet.backends import Backend
+from gpunet.cuda_kernels.cudnn_cache import Plan, plan_key
+from gpunet.cuda_kernels.cudnn_graphs import Descriptor, Maker, Settings, data_type
+from gpunet.errors import DeviceError
 
 INSTALL: Final = "wanted nvidia-cudnn-frontend and cuDNN: pip install 'gpunet[cuda12]'"
 #: The first version whose calls are these.
@@ -44,7 +36,7 @@ _OLDEST: Final = (1, 26)
 _RUNTIME: Final = "CUDNN_FRONTEND_CUDART_LIB_NAME"
 
 
-class NoPlan(DeviceError):
+class NoPlanError(DeviceError):
     """cuDNN cannot run a graph: it has no plan, or none that is allowed."""
 
 
@@ -59,12 +51,13 @@ def library() -> Any:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise DeviceError(f"cuDNN cannot be called: {error}; {INSTALL}") from error
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        raise DeviceError(f"nvidia-cudnn-frontend is {version}, wanted {'.'.join(map(str, _OLDEST))} or newer")
+        wanted = ".".join(map(str, _OLDEST))
+        raise DeviceError(f"nvidia-cudnn-frontend is {version}, wanted {wanted} or newer")
     return found
 
 
 def _choose_runtime() -> None:
-    """Makes the front end load the CUDA runtime of CuPy's version, not any newer one that the loader finds."""
+    """Makes the front end load the CUDA runtime of CuPy's version, not any newer one that is there."""
     space = importlib.util.find_spec("nvidia")
     if _RUNTIME in os.environ or space is None or importlib.util.find_spec("cupy_backends") is None:
         return
@@ -102,7 +95,7 @@ def settings() -> Settings:
     default = Settings()
 
     def number(name: str, value: int, least: int) -> int:
-        text = os.environ.get(name, str(value))
+        text = os.environ.get(name, str(int(value)))
         if not text.isdecimal() or int(text) < least:
             raise DeviceError(f"{name} is {text!r}, wanted a whole number of at least {least}")
         return int(text)
@@ -133,27 +126,40 @@ class Target:
         """Compute capability as 10 * major + minor."""
         return int(json.loads(self.properties)["deviceVer"]) // 10
 
+    @classmethod
+    def of(cls, index: int) -> Target:
+        """The GPU with this number; raises what cuDNN raises where there is none."""
+        return cls(str(library().create_device_properties(index).serialize()))
+
     @functools.cached_property
     def device(self) -> Any:
         """The description as an object of cuDNN."""
         return library().create_device_properties(self.properties)
 
 
-def _message(error: Exception) -> str:
-    """The last thing that cuDNN says, without its many lines of what it tried."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+_REASON: Final = re.compile(r"CUDNN_STATUS_(\w+); Reason: ([^\n]+)")
+_CALL: Final = re.compile(r"[\w.>-]+\(.*\)$|.*CUDNN_STATUS_NOT_INITIALIZED")
+
+
+def message(error: Exception) -> str:
+    """One reason out of the many lines that cuDNN says: the first that is no call, and, where it can be, not
+    that an engine is for other devices.
+    """
+    reasons = [(status, text.strip()) for status, text in _REASON.findall(str(error))]
+    told = [pair for pair in reasons if not _CALL.match(pair[1])]
+    told.sort(key=lambda pair: "ARCH_MISMATCH" in pair[0])
+    lines = [text for _, text in told] or [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
 
 
 def _graph(target: Target, descriptor: Descriptor, allowed: Settings, handle: Any) -> Any:
-    """A graph with its plans, the forbidden ones struck out; without a handle, for a device that is not here."""
+    """A graph with its plans, the forbidden ones struck out; without a handle, for a device not here."""
     lib = library()
-    maker = functools.partial(Maker, lib, operands=descriptor.operands())
-    compute = maker(graph=None).type(descriptor.compute)
+    compute = data_type(lib, descriptor.compute)
     place = {"device_property": target.device} if handle is None else {"handle": handle}
     graph = lib.pygraph(
         name="gpunet",
-        io_data_type=maker(graph=None).type(descriptor.dtype),
+        io_data_type=data_type(lib, descriptor.dtype),
         intermediate_data_type=compute,
         compute_data_type=compute,
         # Without it the front end asks the CUDA runtime for a device.
@@ -161,7 +167,7 @@ def _graph(target: Target, descriptor: Descriptor, allowed: Settings, handle: An
         **place,
     )
     try:
-        descriptor.build(maker(graph=graph))
+        descriptor.build(Maker(lib, graph, descriptor.operands()))
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([lib.heur_mode.A, lib.heur_mode.FALLBACK])
@@ -171,7 +177,7 @@ def _graph(target: Target, descriptor: Descriptor, allowed: Settings, handle: An
         graph.deselect_workspace_greater_than(allowed.workspace)
         graph.check_support()
     except (lib.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
-        raise NoPlan(f"cuDNN has no plan of {descriptor}: {_message(error)}") from error
+        raise NoPlanError(f"cuDNN has no plan of {descriptor}: {message(error)}") from error
     return graph
 
 
@@ -180,11 +186,11 @@ def candidates(
 ) -> Iterator[Plan]:
     """The plans of a graph that build, in cuDNN's order: its first choice first.
 
-    Raises :class:`NoPlan` if there are none.
+    Raises :class:`NoPlanError` if there are none.
     """
     reason = descriptor.against()
     if reason is not None:
-        raise NoPlan(f"cuDNN has no plan of {descriptor}: {reason}")
+        raise NoPlanError(f"cuDNN has no plan of {descriptor}: {reason}")
     key = plan_key(target.properties, descriptor, allowed, versions())
     graph = _graph(target, descriptor, allowed, handle)
     count, built, last = int(graph.get_execution_plan_count()), 0, ""
@@ -192,7 +198,7 @@ def candidates(
         try:
             graph.build_plan_at_index(index)  # refuses those struck out
         except Exception as error:
-            last = _message(error)
+            last = message(error)
             continue
         # Engines that the front end writes in Python are not in what it serialises.
         if getattr(graph, "selected_engine", None) is not None:
@@ -202,7 +208,7 @@ def candidates(
         yield Plan(key, str(graph.get_plan_name_at_index(index)), int(graph.get_workspace_size()), data)
     if not built:
         forbidden = ", ".join(allowed.forbidden(descriptor))
-        raise NoPlan(
+        raise NoPlanError(
             f"cuDNN has no plan of {descriptor}: of {count} none builds without {forbidden} in "
             f"{allowed.workspace} bytes of workspace; the last says: {last}"
         )
@@ -211,8 +217,8 @@ def candidates(
 def load(plan: Plan, place: Any) -> Any:
     """The graph of a plan, ready to be executed with its operands' uids.
 
-    ``place`` is the handle of a device, or a :class:`Target`: then the plan cannot be executed, and the front end
-    must be 1.28 or newer.
+    ``place`` is the handle of a device, or a :class:`Target`: then the plan cannot be executed, and the
+    front end must be 1.28 or newer.
     """
     if isinstance(place, Target):
         graph = library().pygraph(device_property=place.device, sm_version=place.capability)
@@ -223,10 +229,7 @@ def load(plan: Plan, place: Any) -> Any:
     return graph
 
 
-# Devices.
-
-#: Plans of all devices of this process.
-PLANS: Final = PlanCache()
+# Execution.
 
 
 class Handle:
@@ -261,194 +264,3 @@ class Loaded:
         """Puts the work on the stream of the handle; ``operands`` are addresses by uid."""
         with self.lock:
             self.graph.execute(operands, workspace, handle=handle.opaque)
-
-
-class _Handles(threading.local):
-    def __init__(self) -> None:
-        self.of: weakref.WeakKeyDictionary[Stream, Handle] = weakref.WeakKeyDictionary()
-
-
-class CudnnDevice:
-    """What cuDNN has of one device: its description, handles by thread and stream, loaded plans."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = weakref.ref(backend)
-        self._handles = _Handles()
-        self._loaded: weakref.WeakValueDictionary[str, Loaded] = weakref.WeakValueDictionary()
-        backend.activate()
-        self.target = Target(str(library().create_device_properties(backend.device.index).serialize()))
-
-    def handle(self, stream: Stream) -> Handle:
-        """The handle of this thread for a stream."""
-        found = self._handles.of.get(stream)
-        if found is None:
-            found = self._handles.of[stream] = Handle(self._backend(), stream)
-        return found
-
-    def load(self, plan: Plan, stream: Stream) -> Loaded:
-        """A plan, loaded once for all who use it at a time."""
-        found = self._loaded.get(plan.key)
-        if found is None or found.plan != plan:
-            found = self._loaded[plan.key] = Loaded(plan, self.handle(stream))
-        return found
-
-    def plan(self, descriptor: Descriptor, allowed: Settings) -> Plan:
-        """A new plan of a graph: the fastest of those timed; raises :class:`NoPlan`."""
-        backend: Any = self._backend()
-        handle = self.handle(backend.stream)
-        found: list[Plan] = []
-        for candidate in candidates(self.target, descriptor, allowed, handle.opaque):
-            found.append(candidate)
-            if len(found) >= allowed.tune:
-                break
-        return found[0] if len(found) == 1 else self._fastest(found, descriptor)
-
-    def _fastest(self, plans: list[Plan], descriptor: Descriptor) -> Plan:
-        """Times plans on memory of its own that holds zeros."""
-        backend: Any = self._backend()
-        stream, operands = backend.stream, descriptor.operands()
-        try:
-            memory = {
-                name: Buffer.empty(backend, spec((operand.nbytes,), np.uint8), name)
-                for name, operand in operands.items()
-                if not operand.value
-            }
-            scratch = Buffer.empty(backend, spec((max(p.workspace for p in plans),), np.uint8), "workspace")
-        except DeviceError:
-            return plans[0]  # no memory to time them with
-        for buffer in memory.values():
-            backend.fill(buffer, 0, stream)
-        numbers = _numbers(descriptor, dict.fromkeys(operands, 0.5))
-        addresses = _addresses(descriptor, memory, numbers)
-        launches = [self._trial(plan, addresses, scratch.pointer, stream) for plan in plans]
-        taken = cudnn_cache.times(backend.cuda.runtime, stream.pointer, launches)
-        stream.synchronize()
-        return min(zip(plans, taken, strict=True), key=lambda pair: math.inf if pair[1] is None else pair[1])[0]
-
-    def _trial(self, plan: Plan, addresses: dict[int, int], scratch: int, stream: Stream) -> Launch:
-        handle = self.handle(stream)
-        made: list[Loaded] = []
-
-        def launch() -> None:
-            if not made:
-                made.append(Loaded(plan, handle))
-            made[0].execute(addresses, scratch, handle)
-
-        return launch
-
-
-_devices: weakref.WeakKeyDictionary[Backend, CudnnDevice] = weakref.WeakKeyDictionary()
-
-
-def device(backend: Backend) -> CudnnDevice:
-    """What cuDNN has of a device; raises :class:`NoPlan` where it cannot be called."""
-    found = _devices.get(backend)
-    if found is None:
-        reason = reason_against(backend)
-        if reason is not None:
-            raise NoPlan(reason)
-        try:
-            found = _devices[backend] = CudnnDevice(backend)
-        except RuntimeError as error:
-            raise NoPlan(f"cuDNN cannot use {backend.device}: {_message(error)}") from error
-    return found
-
-
-def find(backend: Backend, descriptor: Descriptor, allowed: Settings | None = None) -> Plan:
-    """The plan of a graph on a device: kept from before, or made and timed now.
-
-    Raises :class:`NoPlan` if there is none that is allowed (by default: that the environment allows).
-    """
-    known, allowed = device(backend), allowed or settings()
-    key = plan_key(known.target.properties, descriptor, allowed, versions())
-    return PLANS.find(key, functools.partial(known.plan, descriptor, allowed))
-
-
-def workspace(*descriptors: Descriptor) -> TensorSpec:
-    """Scratch for plans that run one after another, on any device that is in use."""
-    most = 0
-    for backend in opened():
-        if reason_against(backend) is not None:
-            continue
-        for descriptor in descriptors:
-            try:
-                most = max(most, find(backend, descriptor).workspace)
-            except NoPlan:
-                continue
-    return spec((most,), np.uint8)
-
-
-# Execution.
-
-
-def _numbers(descriptor: Descriptor, given: Mapping[str, float]) -> dict[str, Any]:
-    """Numbers that are passed from the host, in memory that cuDNN reads."""
-    return {n: ctypes.c_float(given[n]) for n, o in descriptor.operands().items() if o.value}
-
-
-def _addresses(
-    descriptor: Descriptor, buffers: Mapping[str, Buffer], numbers: Mapping[str, Any]
-) -> dict[int, int]:
-    """Addresses of the operands by uid, as plain integers."""
-    return {
-        uid: ctypes.addressof(numbers[name]) if operand.value else int(buffers[name].pointer)
-        for uid, (name, operand) in enumerate(descriptor.operands().items(), 1)
-    }
-
-
-def prepare(
-    ctx: KernelContext,
-    descriptor: Descriptor,
-    buffers: Mapping[str, Buffer],
-    scratch: Buffer | None,
-    numbers: Mapping[str, float] | None = None,
-) -> Launch:
-    """The launch of a graph, ready to be repeated and to be captured.
-
-    Args:
-        ctx: the context of the operator, with the device and the stream.
-        descriptor: the graph.
-        buffers: its operands by name.
-        scratch: the workspace that :func:`workspace` asked for.
-        numbers: its operands that are numbers of the host.
-
-    Raises:
-        NoPlan: cuDNN cannot run it, or an operand does not begin at a multiple of 16 bytes.
-        KernelError: an operand or the workspace is missing or of another size.
-    """
-    backend, stream = ctx.backend, ctx.stream
-    plan = find(backend, descriptor)
-    for name, operand in descriptor.operands().items():
-        if operand.value:
-            if name not in (numbers or {}):
-                raise KernelError(f"{descriptor}: the number {name!r} is missing")
-            continue
-        buffer = buffers.get(name)
-        if buffer is None or buffer.nbytes != operand.nbytes:
-            found = "missing" if buffer is None else f"{buffer.nbytes} bytes"
-            raise KernelError(f"{descriptor}: operand {name!r} is {found}, wanted {operand.nbytes} bytes")
-        if buffer.pointer % ALIGNMENT:
-            raise NoPlan(f"{descriptor}: operand {name!r} does not begin at a multiple of {ALIGNMENT} bytes")
-    given = 0 if scratch is None else scratch.nbytes
-    if plan.workspace > given:
-        raise KernelError(f"{descriptor}: the workspace has {given} bytes, wanted {plan.workspace}")
-    here = device(backend)
-    loaded = here.load(plan, stream)
-    values = _numbers(descriptor, numbers or {})
-    addresses = _addresses(descriptor, buffers, values)
-    at = 0 if scratch is None else int(scratch.pointer)
-    kept = (*buffers.values(), *(() if scratch is None else (scratch,)))
-    for buffer in kept:
-        buffer.memory.used_on(stream)
-
-    # The default keeps what the addresses point to.
-    def launch(_keep: Any = (kept, values)) -> None:
-        backend.activate()
-        try:
-            loaded.execute(addresses, at, here.handle(stream))
-        except Exception as error:
-            raise KernelError(
-                f"cuDNN failed on {backend.device} with {descriptor} ({plan.name}): {_message(error)}"
-            ) from error
-
-    return launch

@@ -1,8 +1,8 @@
 """Plans of cuDNN that were made before: in memory, least recently used first to go, and on disk.
 
-A plan is kept under all that it depends on: the device, the graph (types, shapes, strides, attributes), what is
-allowed (math mode, workspace), the alignment of addresses, and the versions of cuDNN and of its front end. On
-disk, a file holds a line of JSON with that key in full, then the plan as cuDNN serialises it.
+A plan is kept under all that it depends on: the device, the graph (types, shapes, strides, attributes), what
+    is allowed (math mode, workspace), the alignment of addresses, and the versions of cuDNN and of its front
+    end. On disk, a file holds a line of JSON with that key in full, then the plan as cuDNN serialises it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def read(key: str) -> Plan | None:
 def times(
     runtime: Any, stream: int, launches: Sequence[Callable[[], None]], repeats: int = 5
 ) -> list[float | None]:
-    """Milliseconds that each launch takes on a stream, the least of several tries; ``None`` for those that raise.
+    """Milliseconds that each launch takes on a stream, the least of several tries; ``None`` for those that
+    raise.
 
     Args:
         runtime: CuPy's bindings of the CUDA runtime, its device being the current one.

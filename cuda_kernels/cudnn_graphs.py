@@ -1,9 +1,9 @@
 """The graphs that cuDNN is asked for, as frozen descriptors, and how each is built.
 
-A descriptor says all that a plan depends on: shapes, strides, element types, attributes. It names its operands;
-the number of an operand in cuDNN (its uid) is its place in :meth:`operands`, counted from 1. Shapes are logical,
-channels second; the order in memory is in the strides. Nothing here imports cuDNN: :mod:`gpunet.cuda_kernels.cudnn`
-passes it in with a :class:`Maker`.
+A descriptor says all that a plan depends on: shapes, strides, element types, attributes. It names its
+    operands; the number of an operand in cuDNN (its uid) is its place in :meth:`operands`, counted from 1.
+    Shapes are logical, channels second; the order in memory is in the strides. Nothing here imports cuDNN:
+    :mod:`gpunet.cuda_kernels.cudnn` passes it in with a :class:`Maker`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def packed(shape: Shape, channels_last: bool = False) -> Shape:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor at the edge of a graph: logical shape, strides in elements, element type, and whether the graph
-    writes it. ``value`` marks a number that is passed from the host.
+    """A tensor at the edge of a graph: logical shape, strides in elements, element type, and whether the
+    graph writes it. ``value`` marks a number that is passed from the host.
     """
 
     shape: Shape
@@ -57,6 +57,11 @@ class Operand:
     def nbytes(self) -> int:
         """Bytes of a packed tensor."""
         return math.prod(self.shape) * TYPES[self.dtype][1]
+
+
+def data_type(library: Any, dtype: str) -> Any:
+    """The value of cuDNN for an element type."""
+    return getattr(library.data_type, TYPES[dtype][0])
 
 
 class Maker:
@@ -74,8 +79,8 @@ class Maker:
         self._uids = {name: uid for uid, name in enumerate(operands, 1)}
 
     def type(self, dtype: str) -> Any:
-        """cuDNN's value for an element type."""
-        return getattr(self.library.data_type, TYPES[dtype][0])
+        """The value of cuDNN for an element type."""
+        return data_type(self.library, dtype)
 
     def input(self, name: str) -> Any:
         """The tensor of an operand that the graph reads."""
@@ -97,7 +102,9 @@ class Maker:
 
 
 class Descriptor(ABC):
-    """One graph. Subclasses are frozen dataclasses of plain values: their ``repr`` is part of the key of plans."""
+    """One graph. Subclasses are frozen dataclasses of plain values: their ``repr`` is part of the key of
+    plans.
+    """
 
     #: Element type of the data.
     dtype: str
@@ -125,10 +132,11 @@ class Convolution(Descriptor):
     """A convolution ``Y = W * X`` with what follows it, or one of its gradients.
 
     Attributes:
-        kind: ``forward``; ``data`` (dX of W and dY: also the transposed convolution); ``filter`` (dW of X and dY).
+        kind: ``forward``; ``data`` (dX of W and dY: also the transposed convolution); ``filter`` (dW of X
+            and dY).
         dtype: element type of X and W; ``int8`` sums in int32.
-        x, w, y: logical shapes: N C spatial, M C/groups kernel, N M spatial. Two or three spatial dimensions; a
-            signal is an image of height 1.
+        x, w, y: logical shapes: N C spatial, M C/groups kernel, N M spatial. Two or three spatial
+            dimensions; a signal is an image of height 1.
         stride, dilation, head, tail: one number a spatial dimension; padding before and after.
         channels_last: whether channels are innermost in memory, in X, W and Y alike.
         epilogue: what is done to the result of ``forward``, in order: ``scale`` and ``bias`` (one number a
@@ -215,151 +223,11 @@ class Convolution(Descriptor):
         return f"{what} {self.dtype} {order} {format_shape(self.x)} with {format_shape(self.w)}"
 
 
-def _column(shape: Shape, channels_last: bool, dtype: str = "float32", output: bool = False) -> Operand:
-    """One number a channel."""
-    vector = (1, shape[1], *(1 for _ in shape[2:]))
-    return Operand(vector, packed(vector, channels_last), dtype, output)
-
-
-def _number(rank: int) -> Operand:
-    ones = (1,) * rank
-    return Operand(ones, ones, "float32", value=True)
-
-
-@dataclass(frozen=True)
-class BatchNorm(Descriptor):
-    """Batch normalization in training, or its gradient; statistics, scale and bias are float32.
-
-    Attributes:
-        x: logical shape N C spatial, with two or three spatial dimensions.
-    """
-
-    dtype: str
-    x: Shape
-    channels_last: bool = False
-    backward: bool = False
-
-    def operands(self) -> dict[str, Operand]:
-        """Forward: x, scale, bias, mean, var, epsilon, momentum, then y, saved_mean, saved_inv_std, new_mean, new_var.
-
-        Backward: x, scale, dy, mean, inv_std, then dx, dscale, dbias.
-        """
-        last = self.channels_last
-        strides = packed(self.x, last)
-        found = {"x": Operand(self.x, strides, self.dtype), "scale": _column(self.x, last)}
-        if self.backward:
-            found["dy"] = Operand(self.x, strides, self.dtype)
-            found |= {name: _column(self.x, last) for name in ("mean", "inv_std")}
-            found["dx"] = Operand(self.x, strides, self.dtype, output=True)
-            outputs: tuple[str, ...] = ("dscale", "dbias")
-        else:
-            found |= {name: _column(self.x, last) for name in ("bias", "mean", "var")}
-            found |= {name: _number(len(self.x)) for name in ("epsilon", "momentum")}
-            found["y"] = Operand(self.x, strides, self.dtype, output=True)
-            outputs = ("saved_mean", "saved_inv_std", "new_mean", "new_var")
-        return found | {name: _column(self.x, last, output=True) for name in outputs}
-
-    def build(self, make: Maker) -> None:
-        """One node."""
-        given = [name for name, operand in self.operands().items() if not operand.output]
-        inputs = {name: make.input(name) for name in given}
-        if self.backward:
-            results = make.graph.batchnorm_backward(
-                grad=inputs["dy"],
-                input=inputs["x"],
-                scale=inputs["scale"],
-                mean=inputs["mean"],
-                inv_variance=inputs["inv_std"],
-            )
-        else:
-            results = make.graph.batchnorm(
-                input=inputs["x"],
-                scale=inputs["scale"],
-                bias=inputs["bias"],
-                in_running_mean=inputs["mean"],
-                in_running_var=inputs["var"],
-                epsilon=inputs["epsilon"],
-                momentum=inputs["momentum"],
-            )
-        for name, tensor in zip([n for n, o in self.operands().items() if o.output], results, strict=True):
-            make.output(name, tensor)
-
-    def against(self) -> str | None:
-        """Channels that do not fill a load of 16 bytes; types."""
-        step = {"float32": 4, "float16": 8, "bfloat16": 8}.get(self.dtype)
-        if step is None:
-            return f"cuDNN does not normalize batches of {self.dtype}"
-        if self.x[1] % step:
-            return f"there are {self.x[1]} channels, cuDNN wants a multiple of {step} of {self.dtype}"
-        if math.prod(self.x) == 0:
-            return "there is nothing to compute"
-        return None
-
-    def __str__(self) -> str:
-        kind = "gradient" if self.backward else "training"
-        order = "NHWC" if self.channels_last else "NCHW"
-        return f"batch normalization {kind} {self.dtype} {order} {format_shape(self.x)}"
-
-
-@dataclass(frozen=True)
-class LayerNorm(Descriptor):
-    """Normalization of each row of a matrix in training, or its gradient; statistics are float32, scale and bias
-    are of the type of the data.
-    """
-
-    dtype: str
-    rows: int
-    columns: int
-    backward: bool = False
-
-    def operands(self) -> dict[str, Operand]:
-        """Forward: x, scale, bias, epsilon, then y, mean, inv_std. Backward: x, scale, dy, mean, inv_std, then dx,
-        dscale, dbias.
-        """
-
-        def operand(shape: Shape, dtype: str, output: bool = False) -> Operand:
-            return Operand((*shape, 1, 1), packed((*shape, 1, 1)), dtype, output)
-
-        whole, row, column = (self.rows, self.columns), (1, self.columns), (self.rows, 1)
-        found = {"x": operand(whole, self.dtype), "scale": operand(row, self.dtype)}
-        if self.backward:
-            found["dy"] = operand(whole, self.dtype)
-            found |= {name: operand(column, "float32") for name in ("mean", "inv_std")}
-            found["dx"] = operand(whole, self.dtype, output=True)
-            return found | {name: operand(row, self.dtype, output=True) for name in ("dscale", "dbias")}
-        found |= {"bias": operand(row, self.dtype), "epsilon": _number(4)}
-        found["y"] = operand(whole, self.dtype, output=True)
-        return found | {name: operand(column, "float32", output=True) for name in ("mean", "inv_std")}
-
-    def build(self, make: Maker) -> None:
-        """One node."""
-        if self.backward:
-            results = make.graph.layernorm_backward(
-                grad=make.input("dy"),
-                input=make.input("x"),
-                scale=make.input("scale"),
-                mean=make.input("mean"),
-                inv_variance=make.input("inv_std"),
-            )
-        else:
-            results = make.graph.layernorm(
-                norm_forward_phase=make.library.norm_forward_phase.TRAINING,
-                input=make.input("x"),
-                scale=make.input("scale"),
-                bias=make.input("bias"),
-                epsilon=make.input("epsilon"),
-            )
-        for name, tensor in zip([n for n, o in self.operands().items() if o.output], results, strict=True):
-            make.output(name, tensor)
-
-    def __str__(self) -> str:
-        kind = "gradient" if self.backward else "training"
-        return f"layer normalization {kind} {self.dtype} {self.rows}x{self.columns}"
-
-
 @dataclass(frozen=True)
 class MatrixProduct(Descriptor):
-    """``out = act(op(a) op(b) + bias)`` for a batch of packed row-major matrices; bias is one number a column."""
+    """``out = act(op(a) op(b) + bias)`` for a batch of packed row-major matrices; bias is one number a
+    column.
+    """
 
     dtype: str
     m: int
@@ -401,8 +269,8 @@ class MatrixProduct(Descriptor):
         return None
 
     def as_convolution(self) -> Convolution | None:
-        """The same product with filters of one pixel, which have plans for any sizes and for float32 without TF32;
-        ``None`` where matrices lie otherwise than (M, K) and (N, K).
+        """The same product with filters of one pixel, which have plans for any sizes and for float32 without
+        TF32; ``None`` where matrices lie otherwise than (M, K) and (N, K).
         """
         if self.batch != 1 or self.trans_a or not self.trans_b:
             return None

@@ -1,0 +1,217 @@
+"""Every cuDNN graph that the runtime can make, planned for a described GPU, in a process of its own.
+
+python -m tests.gpu.plan TABLE DEVICE      one line of JSON a graph
+python -m tests.gpu.plan keep DEVICE       a plan through the cache on disk
+python -m tests.gpu.plan names             names and parameters of the installed front end
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpunet.cuda_kernels import convolution, cudnn, cudnn_normalization
+from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
+from gpunet.cuda_kernels.cudnn_graphs import Convolution, Descriptor, MatrixProduct, Settings
+from gpunet.cuda_kernels.cudnn_norm_graphs import LayerNorm
+from gpunet.definitions import make_operator
+from gpunet.operator import Operator
+from gpunet.specs import spec
+from tests.operators import cases_convolution
+
+DEVICES = {"h200": 90, "a100": 80, "a10": 86, "t4": 75}
+#: (images, channels, side, filters, kernel, stride, padding).
+LAYERS = {
+    "lenet": [(64, 1, 28, 20, 5, 1, 0), (64, 20, 12, 50, 5, 1, 0)],
+    "resnet20": [
+        (128, 3, 32, 16, 3, 1, 1),
+        (128, 16, 32, 16, 3, 1, 1),
+        (128, 16, 32, 32, 3, 2, 1),
+        (128, 16, 32, 32, 1, 2, 0),
+        (128, 32, 16, 32, 3, 1, 1),
+        (128, 32, 16, 64, 3, 2, 1),
+        (128, 64, 8, 64, 3, 1, 1),
+    ],
+    "resnet18": [
+        (32, 3, 224, 64, 7, 2, 3),
+        (32, 64, 56, 64, 3, 1, 1),
+        (32, 64, 56, 128, 3, 2, 1),
+        (32, 64, 56, 128, 1, 2, 0),
+        (32, 128, 28, 128, 3, 1, 1),
+        (32, 128, 28, 256, 3, 2, 1),
+        (32, 256, 14, 256, 3, 1, 1),
+        (32, 256, 14, 512, 3, 2, 1),
+        (32, 512, 7, 512, 3, 1, 1),
+    ],
+    "resnet50": [
+        (32, 64, 56, 256, 1, 1, 0),
+        (32, 256, 56, 64, 1, 1, 0),
+        (32, 256, 56, 512, 1, 2, 0),
+        (32, 512, 28, 128, 1, 1, 0),
+        (32, 1024, 14, 2048, 1, 2, 0),
+        (32, 2048, 7, 512, 1, 1, 0),
+    ],
+}
+
+
+def of_operator(op: Operator, x: Any, w: Any, bias: bool) -> Iterator[Convolution]:
+    """Forward and gradients of one operator."""
+    yield convolution.descriptor("forward", op, x, w, bias=bias)
+    for kind in ("data", "filter"):
+        yield convolution.descriptor(kind, op, x, w)
+
+
+def operator_cases() -> Iterator[Convolution]:
+    """The rows of the table of the operator, in float32 and float16 (and as they are)."""
+    for case in cases_convolution.CASES:
+        if case.raises is not None or case.inputs[0].ndim > 5:
+            continue
+        op = Operator(case.definition())
+        for dtype in {case.inputs[0].dtype.name, "float32", "float16"}:
+            x, w = (spec(a.shape, dtype) for a in case.inputs[:2])
+            yield from of_operator(op, x, w, len(case.inputs) > 2)
+
+
+def layers(*nets: str) -> Iterator[Convolution]:
+    """The convolutions of networks, in both types and orders of dimensions."""
+    for net in nets:
+        for n, c, side, m, k, stride, pad in LAYERS[net]:
+            for order in ("NCHW", "NHWC"):
+                definition = make_operator(
+                    "Conv", ["x", "w"], ["y"], kernel=k, stride=stride, pad=pad, order=order
+                )
+                shapes = ((n, c, side, side), (m, c, k, k))
+                if order == "NHWC":
+                    shapes = ((n, side, side, c), (m, k, k, c))
+                for dtype in ("float32", "float16"):
+                    x, w = (spec(shape, dtype) for shape in shapes)
+                    yield from of_operator(Operator(definition), x, w, bias=net == "lenet")
+
+
+def square(
+    kind: str, dtype: str, last: bool, epilogue: tuple[str, ...] = (), result: str = ""
+) -> Convolution:
+    x, one = (4, 32, 14, 14), (1, 1)
+    return Convolution(kind, dtype, x, (32, 32, 3, 3), x, one, one, one, one, last, epilogue, result)
+
+
+def fused() -> Iterator[Descriptor]:
+    """Convolutions with what follows them, transposed, in int8."""
+    for dtype in ("float32", "float16"):
+        for last in (False, True):
+            yield square("forward", dtype, last, ("bias", "relu"))
+            one, two = (1, 1), (2, 2)
+            shapes = (4, 16, 28, 28), (32, 16, 4, 4), (4, 32, 14, 14)
+            yield Convolution("data", dtype, *shapes, two, one, one, one, last)
+        yield square("forward", dtype, True, ("scale", "bias", "add", "relu"))
+        yield square("forward", dtype, True, ("scale", "bias", "relu"))
+    yield square("forward", "int8", False, (), "int32")
+    yield square("forward", "int8", True, (), "float32")
+    yield square("forward", "int8", True, ("scale", "bias", "relu"), "int8")
+
+
+def norms() -> Iterator[Descriptor]:
+    """Batch and layer normalization."""
+    for dtype in ("float32", "float16"):
+        for backward in (False, True):
+            type = "SpatialBNGradient" if backward else "SpatialBN"
+            for order, shape in (("NCHW", (8, 16, 9, 7)), ("NHWC", (8, 9, 7, 16)), ("NCHW", (6, 24, 10))):
+                names = [f"i{i}" for i in range(5)]
+                outputs = ["dx", "ds", "db"] if backward else ["y", "i3", "i4", "m", "s"]
+                op = Operator(make_operator(type, names, outputs, order=order))
+                yield cudnn_normalization.descriptor(op, spec(shape, dtype), backward=backward)
+            yield LayerNorm(dtype, 200, 77, backward)
+
+
+def products() -> Iterator[Descriptor]:
+    """Matrix products, and odd ones as convolutions."""
+    for epilogue in ((), ("bias", "relu")):
+        yield MatrixProduct("float16", 64, 32, 128, trans_b=True, epilogue=epilogue)
+        for dtype in ("float32", "float16"):
+            yield MatrixProduct(dtype, 33, 77, 51, trans_b=True, epilogue=epilogue).as_convolution()  # type: ignore[misc]
+
+
+def quick() -> Iterator[Descriptor]:
+    """A few that are not compiled at run time."""
+    for last in (False, True):
+        for dtype in ("float32", "float16"):
+            for kind in Convolution.KINDS:
+                yield square(kind, dtype, last)
+            yield square("forward", dtype, last, ("bias", "relu"))
+
+
+TABLES = {
+    "quick": quick,
+    "operators": operator_cases,
+    "layers": lambda: layers(*LAYERS),
+    "fused": fused,
+    "norms": norms,
+    "products": products,
+}
+
+
+def table(name: str) -> list[Descriptor]:
+    """The graphs of a table, each once, without those that need no plan."""
+    return list(dict.fromkeys(TABLES[name]()))
+
+
+def target(device: str) -> cudnn.Target:
+    return cudnn.Target(Path(__file__).with_name(f"{device}.json").read_text())
+
+
+def plan(descriptor: Descriptor, place: cudnn.Target) -> dict[str, Any]:
+    """What came of one graph; a plan that is found is loaded again from its bytes."""
+    line: dict[str, Any] = {"graph": str(descriptor), "against": descriptor.against()}
+    try:
+        found = next(cudnn.candidates(place, descriptor, Settings()))
+    except cudnn.NoPlanError as error:
+        return line | {"reason": str(error)}
+    loaded = cudnn.load(found, place).get_workspace_size()
+    return line | {"name": found.name, "workspace": found.workspace, "loaded": loaded}
+
+
+def keep(place: cudnn.Target) -> dict[str, Any]:
+    """Whether a plan had to be made, and what the one that the cache gives is."""
+    descriptor, made = square("forward", "float32", False), []
+    key = plan_key(place.properties, descriptor, Settings(), cudnn.versions())
+
+    def make() -> Plan:
+        made.append(1)
+        return next(cudnn.candidates(place, descriptor, Settings()))
+
+    found = PlanCache().find(key, make)
+    return {"made": len(made), "name": found.name, "workspace": cudnn.load(found, place).get_workspace_size()}
+
+
+def names() -> dict[str, list[str]]:
+    """Parameters of what has a signature; names of the rest."""
+    lib = cudnn.library()
+    found: dict[str, list[str]] = {"version": [str(lib.__version__)]}
+    for owner, prefix in ((lib, ""), (lib.pygraph, "pygraph.")):
+        for name in dir(owner):
+            try:
+                found[prefix + name] = list(inspect.signature(getattr(owner, name)).parameters)
+            except (TypeError, ValueError):
+                found[prefix + name] = []
+    for kind in ("data_type", "numerical_note", "heur_mode", "norm_forward_phase"):
+        found[kind] = [n for n in dir(getattr(lib, kind)) if n.isupper()]
+    found["pygraph"] = list(inspect.signature(lib.pygraph.__init__).parameters)
+    return found
+
+
+def main(what: str, device: str = "") -> None:
+    if what == "names":
+        print(json.dumps(names()))
+    elif what == "keep":
+        print(json.dumps(keep(target(device))))
+    else:
+        for descriptor in table(what):
+            print(json.dumps(plan(descriptor, target(device))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
