@@ -9,6 +9,7 @@ Micikevicius et al., Mixed Precision Training, ICLR 2018.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -63,7 +64,7 @@ def to_half(model: Model) -> None:
 class _Converter:
     """Converts operators one by one, in order, and knows the type of each blob meanwhile."""
 
-    def __init__(self, specs: dict[str, object]) -> None:
+    def __init__(self, specs: Mapping[str, object]) -> None:
         self._floats = {n for n, s in specs.items() if isinstance(s, TensorSpec) and s.dtype == np.float32}
         self._half: set[str] = set()
         self._casts: dict[tuple[str, bool], str] = {}
