@@ -244,9 +244,30 @@ __device__ inline void multiply(const P& p, int64 slices) {
   }
 }
 
+// A thread for each result, where a tile would be nearly empty: depthwise convolutions above all. Neighbouring threads have
+// neighbouring places in memory.
+template <typename P>
+__device__ inline void multiply_single(const P& p) {
+  const int64 rows = p.rows(), columns = p.columns(), depth = p.depth(), groups = p.c.groups;
+  GPUNET_LOOP(i, groups * rows * columns) {
+    const int64 outer = p.c.channels_last ? i / (groups * rows) : i / columns, inner = p.c.channels_last ? groups * rows : columns;
+    const int64 rest = i - outer * inner, n = p.c.channels_last ? outer : rest, row = p.c.channels_last ? rest : outer;
+    const int32 group = (int32)(row / rows), m = (int32)(row - group * rows);
+    const typename P::Column column = p.column_at(n);
+    typename P::A total = 0;
+    for (int64 k = 0; k < depth; ++k) {
+      const typename P::Depth d = p.depth_at(k);
+      total += p.left(group, m, k, d) * p.right(group, d, column);
+    }
+    p.put(group, m, n, column, 0, total);
+  }
+}
+
 template <typename P>
 __device__ inline void multiply_tiles(const P& p, int64 slices) {
-  if (p.rows() <= 16)
+  if (p.rows() <= 4 && !P::kNeighbours)
+    multiply_single(p);
+  else if (p.rows() <= 16)
     multiply<16>(p, slices);
   else
     multiply<64>(p, slices);
