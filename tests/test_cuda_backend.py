@@ -165,6 +165,17 @@ def test_errors_of_work_that_ran(backend: CudaBackend) -> None:
     backend.cuda.runtime.errors.clear()
 
 
+def test_a_captured_stream_takes_no_copies_of_the_host(backend: CudaBackend) -> None:
+    x = Buffer.from_numpy(backend, np.ones(4, np.float32), "x")
+    backend.cuda.runtime.capturing.add(backend.stream.pointer)
+    with pytest.raises(
+        DeviceError, match="cannot copy 'x' between cuda:0 and the host on a stream that is cap"
+    ):
+        backend.copy_in(x, np.zeros(4, np.float32), backend.stream)
+    with pytest.raises(DeviceError, match="cannot copy 'x'"):
+        backend.copy_out(np.zeros(4, np.float32), x, backend.stream)
+
+
 def test_host_functions_are_refused(backend: CudaBackend) -> None:
     with pytest.raises(DeviceError, match="only on the simulated device"):
         backend.call_host(lambda: None, (), backend.stream)
@@ -230,7 +241,9 @@ class Driverless:
 
 
 @pytest.mark.parametrize(
-    ("library", "count"), [(None, 0), (Driverless(100, 1), 0), (Driverless(0, 3), 3)], ids=str
+    ("library", "count"),
+    [(None, 0), (Driverless(100, 1), 0), (Driverless(0, 3), 3)],
+    ids=["no driver", "driver without device", "three devices"],
 )
 def test_the_driver_counts(monkeypatch: pytest.MonkeyPatch, library: Any, count: int) -> None:
     monkeypatch.setattr(devices, "driver", lambda: library)
@@ -240,8 +253,10 @@ def test_the_driver_counts(monkeypatch: pytest.MonkeyPatch, library: Any, count:
 def test_nothing_of_cuda_is_imported_before_it_is_used() -> None:
     code = "import sys, gpunet; gpunet.Workspace('cpu'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"cupy", "cupy_backends", "cuda", "nvmath", "cudnn"}
+    # cuda-bindings puts an empty `cuda` there at the start of Python.
+    assert not {"cupy", "cupy_backends", "cuda.bindings", "cuda.pathfinder", "nvmath", "cudnn"} & set(
+        done.stdout.split()
+    )
 
 
 # The installed CuPy.
@@ -295,5 +310,5 @@ def test_without_a_gpu_the_real_bindings_say_so() -> None:
     bindings("runtime")
     if devices.gpu_count():
         pytest.skip("there is a GPU")
-    with pytest.raises(DeviceError, match=r"no CUDA device can be used: there is no NVIDIA driver"):
+    with pytest.raises(DeviceError, match=r"no CUDA device can be used: "):
         cuda_backend.open_backend(Device("cuda"))
