@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,8 +121,9 @@ class Descriptors:
             self._prefer(f"MIN_ALIGNMENT_{name}_BYTES", alignment)
 
     def __del__(self) -> None:
-        for destroy, handle in getattr(self, "_made", []):
-            destroy(handle)
+        if not sys.is_finalizing():
+            for destroy, handle in getattr(self, "_made", []):
+                destroy(handle)
 
     def _keep(self, destroy: Callable[[int], None], handle: int) -> int:
         self._made.append((destroy, handle))

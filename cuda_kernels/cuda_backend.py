@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ class CudaEvent(Event):
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)
-        if pointer:
+        if pointer and not sys.is_finalizing():  # CUDA is torn down with the process
             self._runtime.eventDestroy(pointer)
 
     def done(self) -> bool:
@@ -142,7 +143,7 @@ class CudaStream(Stream):
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)
-        if pointer:
+        if pointer and not sys.is_finalizing():  # CUDA is torn down with the process
             self._runtime.streamDestroy(pointer)
 
     def record(self) -> CudaEvent:
@@ -284,12 +285,14 @@ class CudaBackend(Backend):
 
     def copy_in(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> None:
         """Copies a host array to the device through pinned memory; it may be changed when this returns."""
+        self._refuse_capture(target, stream)
         target.memory.used_on(stream)
         with self.cuda.located(f"copying {target.name!r} to {self.device}"):
             self._staging.to_device(target.pointer, source, stream)
 
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
         """Copies to a host array through pinned memory and waits; raises what kernels before it reported."""
+        self._refuse_capture(source, stream)
         source.memory.used_on(stream)
         with self.cuda.located(f"copying {source.name!r} from {self.device}"):
             self._staging.to_host(target, source.pointer, stream)
@@ -364,6 +367,13 @@ class CudaBackend(Backend):
         self.activate()
         free, total = self.cuda.runtime.memGetInfo()
         return int(free), int(total)
+
+    def _refuse_capture(self, buffer: Buffer, stream: Stream) -> None:
+        if stream.capturing:
+            raise DeviceError(
+                f"cannot copy {buffer.name!r} between {self.device} and the host on a stream that is "
+                "captured into a graph: a replay would copy through pinned memory that holds something else by then"
+            )
 
     def _load(self, module: str) -> int:
         cubin = nvrtc.compile_module(module, nvrtc.supported(self.capability))
