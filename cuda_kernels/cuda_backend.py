@@ -372,7 +372,7 @@ class CudaBackend(Backend):
         if stream.capturing:
             raise DeviceError(
                 f"cannot copy {buffer.name!r} between {self.device} and the host on a stream that is "
-                "captured into a graph: a replay would copy through pinned memory that holds something else by then"
+                "captured into a graph: a replay would find something else in the pinned memory between them"
             )
 
     def _load(self, module: str) -> int:
