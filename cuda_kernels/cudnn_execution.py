@@ -72,7 +72,10 @@ class CudnnDevice:
     def plan(self, descriptor: Descriptor, allowed: Settings) -> Plan:
         """A new plan of a graph: the fastest of those timed; raises :class:`NoPlanError`."""
         backend: Any = self._backend()
-        handle = self.handle(backend.stream)
+        try:
+            handle = self.handle(backend.stream)
+        except RuntimeError as error:
+            raise NoPlanError(f"cuDNN cannot use {backend.device}: {message(error)}") from error
         found: list[Plan] = []
         for candidate in candidates(self.target, descriptor, allowed, handle.opaque):
             found.append(candidate)
@@ -224,7 +227,10 @@ def prepare(
     if plan.workspace > given:
         raise KernelError(f"{descriptor}: the workspace has {given} bytes, wanted {plan.workspace}")
     here = device(backend)
-    loaded = here.load(plan, stream)
+    try:
+        loaded = here.load(plan, stream)
+    except Exception as error:  # whatever is wrong with a plan from disk, there is another way
+        raise NoPlanError(f"{descriptor}: plan {plan.name} cannot be loaded: {message(error)}") from error
     values = _numbers(descriptor, numbers or {})
     addresses = _addresses(descriptor, buffers, values)
     at = 0 if scratch is None else int(scratch.pointer)

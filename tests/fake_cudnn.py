@@ -99,6 +99,8 @@ class Graph:
     def deserialize(self, handle: Handle, data: list[int]) -> None:
         assert isinstance(handle, Handle)
         self.plan = json.loads(bytes(data))
+        if self.plan not in self.library.plans:
+            raise cudnnGraphNotSupportedError(f"{self.plan} is unknown")
 
     def execute(self, operands: dict[int, int], workspace: int, handle: Handle) -> None:
         assert not handle.destroyed

@@ -184,7 +184,16 @@ def keep(place: cudnn.Target) -> dict[str, Any]:
         return next(cudnn.candidates(place, descriptor, Settings()))
 
     found = PlanCache().find(key, make)
-    return {"made": len(made), "name": found.name, "workspace": cudnn.load(found, place).get_workspace_size()}
+    graph = cudnn.load(found, place)
+    operands = {uid: 4096 * uid for uid in range(1, len(descriptor.operands()) + 1)}
+    line = {"made": len(made), "name": found.name, "workspace": graph.get_workspace_size(), "execute": []}
+    # Without a handle nothing runs, but all before that does: a missing operand is found.
+    for given in (operands, {1: 4096}):
+        try:
+            graph.execute(given, 1 << 20)
+        except (RuntimeError, ValueError) as error:
+            line["execute"].append(str(error))
+    return line
 
 
 def names() -> dict[str, list[str]]:
