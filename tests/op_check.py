@@ -1,4 +1,4 @@
-"""The one helper that checks an operator: a case is a row of a table, `check_*` are the rules that every row must satisfy."""
+"""The one helper that checks an operator: a case is a row of a table, `check_*` are rules for every row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import gpunet
-from gpunet import kernels, schema
+from gpunet import gradient_check, kernels, schema
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
@@ -25,13 +25,14 @@ class OpCase:
         inputs: arrays, or any object for opaque inputs.
         args: arguments of the definition.
         outputs: number of outputs.
-        reference: called with the inputs (floats as float64), gives the expected output or a tuple of them, `None` for those not compared.
-        check: in place of a reference for random operators: called with (outputs, inputs), makes its own assertions.
-        gradient: indices of inputs whose gradient is compared with central differences in float64; by default all float inputs
-            that have one. `()` switches it off.
+        reference: called with the inputs (floats as float64), gives the expected output or a tuple of them,
+            `None` for those not compared.
+        check: in place of a reference for random operators: called with (outputs, inputs), asserts by itself.
+        gradient: indices of inputs whose gradient is compared with central differences in float64; by default
+            all float inputs that have one. `()` switches it off.
         grad_outputs: outputs that the loss depends on; by default the first, or all of a variadic list.
-        empty: whether the row also runs with dimension 0 of input 0 (and of inputs of the same shape) set to 0; or the indices of the inputs to
-            empty; `False` where an empty input makes no sense, with a comment.
+        empty: whether the row also runs with dimension 0 of input 0 (and of inputs of the same shape) set to
+            0; or the indices of those to empty; `False` where an empty input makes no sense, with a comment.
         inplace: whether all in-place pairs of the schema are tried too.
         raises: error class and a part of its message; then nothing else is checked.
     """
@@ -80,7 +81,7 @@ def poisoned(spec: TensorSpec) -> np.ndarray:
 
 
 def execute(definition: OperatorDef, inputs: Sequence[Any]) -> list[Any]:
-    """Runs the kernel on these very arrays with poisoned outputs and scratch; checks that inference told the truth."""
+    """Runs the kernel on these very arrays with poisoned outputs and scratch; inference must be right."""
     op = Operator(definition)
     specs = [
         TensorSpec(x.shape, x.dtype) if isinstance(x, np.ndarray) else OpaqueSpec(type(x).__name__)
@@ -117,10 +118,6 @@ def copies(inputs: Sequence[Any]) -> list[Any]:
     return [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
 
 
-def double(x: Any) -> Any:
-    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
-
-
 def assert_same(got: Any, want: Any, rtol: float, atol: float, what: str) -> None:
     if isinstance(got, np.ndarray) and got.dtype.kind == "f":
         if got.dtype == np.float16:
@@ -134,7 +131,7 @@ def assert_same(got: Any, want: Any, rtol: float, atol: float, what: str) -> Non
 
 def expected(case: OpCase, inputs: Sequence[Any]) -> list[Any]:
     with np.errstate(all="ignore"):
-        result = case.reference(*map(double, copies(inputs)))
+        result = case.reference(*map(gradient_check.double, copies(inputs)))
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -224,97 +221,26 @@ def check_empty(case: OpCase) -> None:
             assert_same(got, want, case.rtol, case.atol, f"output {o} of an empty input")
 
 
-EPSILON = 1e-5
-MAX_PROBES = 48
-
-
 def check_gradient(case: OpCase) -> None:
     """Analytic gradients against central differences in float64: relative 1e-4, absolute 1e-7."""
-    declared = schema.lookup(case.type)
-    if not callable(declared.gradient) or case.gradient == ():
-        return
-    rng = np.random.default_rng(5)
     definition = case.definition()
-    inputs = [double(x) for x in copies(case.inputs)]
-    forward = gpunet.Workspace("cpu")
-    for name, x in zip(definition.input, inputs, strict=True):
-        forward.feed(name, x)
-    forward.create(gpunet.proto.NetDef(name="forward", op=[definition]))
-    forward.run("forward")
-    chosen = case.grad_outputs
-    if chosen is None:
-        chosen = tuple(range(case.outputs)) if declared.output_at(case.outputs).variadic else (0,)
-    seeds = {
-        definition.output[o]: rng.uniform(0.5, 1.5, np.shape(forward.fetch(definition.output[o])))
-        for o in chosen
-    }
-
-    def loss() -> float:
-        for name, x in zip(definition.input, inputs, strict=True):
-            forward.feed(name, x)
-        forward.run("forward")
-        return float(sum((forward.fetch(name) * seed).sum() for name, seed in seeds.items()))
-
-    loss()
-    definitions, grads = gpunet.gradient_ops(definition, {name: f"{name}_grad" for name in seeds})
-    backward = gpunet.Workspace("cpu")
-    for name, x in zip(definition.input, inputs, strict=True):
-        backward.feed(name, x)
-    for name in definition.output:
-        backward.feed(name, forward.fetch(name))
-    for name, seed in seeds.items():
-        backward.feed(f"{name}_grad", seed)
-    for gradient in definitions:
-        backward.run_operator(gradient)
-    checked = case.gradient
-    if checked is None:
-        checked = tuple(i for i, x in enumerate(inputs) if f"in{i}" in grads and x.dtype.kind == "f")
-        assert checked, "the schema has a gradient function, but no input got a gradient"
-    for i in checked:
-        found = grads[f"in{i}"]
-        if isinstance(found, str):
-            analytic = backward.fetch(found)
-        else:
-            analytic = np.zeros_like(inputs[i])
-            np.add.at(analytic, backward.fetch(found.indices), backward.fetch(found.values))
-        assert analytic.shape == inputs[i].shape, (
-            f"gradient of input {i} is {analytic.shape}, wanted {inputs[i].shape}"
-        )
-        assert analytic.dtype == np.float64
-        flat = inputs[i].reshape(-1)
-        probes = (
-            np.arange(flat.size)
-            if flat.size <= MAX_PROBES
-            else rng.choice(flat.size, MAX_PROBES, replace=False)
-        )
-        for p in probes:
-            kept = flat[p]
-            flat[p] = kept + EPSILON
-            above = loss()
-            flat[p] = kept - EPSILON
-            below = loss()
-            flat[p] = kept
-            numeric = (above - below) / (2 * EPSILON)
-            np.testing.assert_allclose(
-                analytic.reshape(-1)[p],
-                numeric,
-                rtol=1e-4,
-                atol=1e-7,
-                err_msg=f"gradient of input {i}, element {p}",
-            )
+    if not gradient_check.has_gradient(definition) or case.gradient == ():
+        return
+    of = None if case.grad_outputs is None else [definition.output[o] for o in case.grad_outputs]
+    gradient_check.check_gradient(definition, case.inputs, wrt=case.gradient, of=of)
 
 
 def check_raises(case: OpCase) -> None:
     """The error names the operator and says what is wrong."""
     kind, message = case.raises
     workspace = gpunet.Workspace("cpu")
+    text = None
     try:
         definition = case.definition()
-        for name, x in zip(definition.input, case.inputs, strict=True):
-            workspace.feed(name, x)
+        gradient_check.feed(workspace, definition.input, case.inputs)
         workspace.run_operator(definition)
     except kind as error:
-        assert message in str(error), f"message {str(error)!r} lacks {message!r}"
-        assert f"[{case.type}]" in str(error), f"message {str(error)!r} does not name the operator"
-    else:
-        raise AssertionError(f"no {kind.__name__} was raised")
+        text = str(error)
+    assert text is not None, f"no {kind.__name__} was raised"
+    assert message in text, f"message {text!r} lacks {message!r}"
+    assert f"[{case.type}]" in text, f"message {text!r} does not name the operator"
