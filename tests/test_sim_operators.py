@@ -301,7 +301,17 @@ for _dtype in ("int8", "uint8", "int16", "uint16", "int32", "int64"):
     LARGE += [(type, [_x], {}) for type in ("Negative", "Sign", "SumElementsInt")]
     LARGE += [(type, [_x, b], {}) for type in ("Add", "Sub", "Mul", "GT", "NE") for b in (_y, _row)]
     LARGE += [(type, [_x, _y, _x], {}) for type in ("Sum", "SumInt", "Max", "Min")]
-    LARGE += [(f"{type}Gradient", [_x, _y, _row], {}) for type in ("Add", "Sub", "Mul")]
+    LARGE += [(f"{type}Gradient", [_x, _y, b], {}) for type in ("Add", "Sub", "Mul") for b in (_y, _row)]
+for _dtype in ("float32", "float16", "float64"):
+    _x, _y, _row = (1 + np.abs(normal(*s, dtype=_dtype)) for s in ((90, 7), (90, 7), (7,)))
+    LARGE += [(type, [_x, _y, _y], {}) for type in ("MulGradient", "Min")]
+    LARGE += [("DivGradient", [_x, _x, _y, _y], {}), ("SumElementsGradient", [_x, _row[:1]], {})]
+    LARGE += [("Pow", [_x], {"exponent": 1.5}), ("Pow", [_x, _y], {}), ("Pow", [_x, _row], {"broadcast": 1})]
+    LARGE += [
+        (type, [*first, _x, _row[:1].astype(w), _y, _row[1:2].astype(w)], {})
+        for type, first in (("WeightedSum", []), ("WeightedSumGradient", [_y]))
+        for w in ("float32", "float16", "float64")
+    ]
 _small = np.array([0, 1, 2, 100, 127])
 _types = ("float32", "float16", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
 LARGE += [
@@ -334,7 +344,9 @@ def large_id(row: tuple[str, list[Any], dict[str, Any]]) -> str:
 
 
 def large_definition(type: str, inputs: Sequence[Any], args: dict[str, Any]) -> OperatorDef:
-    outputs = {"Dropout": 2, "WeightedSumGradient": len(inputs) - 1}.get(type, 1)
+    outputs = 2 if type == "Dropout" else 1
+    if type == "WeightedSumGradient":
+        outputs = len(inputs) - 1 if args else len(inputs) // 2
     if type in ("AddGradient", "SubGradient", "MulGradient", "DivGradient"):
         outputs = 2
     return make_operator(
