@@ -50,10 +50,12 @@ class GraphRunner:
 
     Attributes:
         replays: number of graph launches so far.
+        captures: whether graphs are made; if not, all steps are issued one by one in every run.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], *, captures: bool = True) -> None:
         self.replays = 0
+        self.captures = captures
         self._chunks = [_Chunk(self, part) for part in _cut(steps)]
 
     def __call__(self) -> None:
@@ -93,7 +95,7 @@ class _Chunk:
             return
         if self._replay is None:
             # The first run is not captured: kernels are compiled and plans are made in it.
-            if self._runs:
+            if self._runs and self._runner.captures:
                 self._replay = self._device.capture(self._issue, self._device.stream)
             else:
                 self._issue()
@@ -135,3 +137,10 @@ def _call(step: Step) -> None:
 def run_graph(steps: Sequence[Step]) -> GraphRunner:
     """The runner of the engine ``graph`` for bound steps."""
     return GraphRunner(steps)
+
+
+def run_live(steps: Sequence[Step]) -> GraphRunner:
+    """The runner of the engine ``graph`` for steps that cannot be captured: in the same order, on the same
+    streams.
+    """
+    return GraphRunner(steps, captures=False)

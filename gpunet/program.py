@@ -25,16 +25,17 @@ from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
 from gpunet.engines import Step, StepFailed, run_lanes, run_simple
 from gpunet.errors import BlobError, DeviceError
-from gpunet.graph import build
-from gpunet.graph_engine import run_graph
+from gpunet.graph import Graph, Node, Value, build
+from gpunet.graph_engine import run_graph, run_live
 from gpunet.kernels import KernelContext, RunState, StopNet, exists, find
 from gpunet.net import check_order
+from gpunet.observers import Observer, observed
 from gpunet.operator import Operator
 from gpunet.options import ASYNC, GRAPH, SIMPLE, Options
 from gpunet.passes.pipeline import MEMORY_PLAN, PassContext, check_names, run_passes
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.schedule import Lane
-from gpunet.specs import BlobSpec, TensorSpec
+from gpunet.specs import BlobSpec, OpaqueSpec, TensorSpec
 
 if TYPE_CHECKING:
     from gpunet.workspace import Workspace
@@ -45,6 +46,11 @@ _RUNNERS: Final[dict[str, Callable[[Sequence[Step]], Callable[[], None]]]] = {
     SIMPLE: run_simple,
     ASYNC: run_lanes,
     GRAPH: run_graph,
+}
+#: Observers are called from the host, in the middle of the work: nothing can be captured then.
+_OBSERVED_RUNNERS: Final[dict[str, Callable[[Sequence[Step]], Callable[[], None]]]] = {
+    **_RUNNERS,
+    GRAPH: run_live,
 }
 
 
@@ -74,6 +80,34 @@ class Program:
         self._step_buffers: dict[Device, Buffer] = {}
         self._streams: dict[Lane, Stream] = {}
         self._segments: dict[int, Segment] = {}
+        self._observers: tuple[Observer, ...] = ()
+        #: Called with the name of each pass and the graph after it whenever a segment is compiled; first with
+        #: ``inference`` and the graph that no pass has seen.
+        self.seen: Callable[[str, Graph], None] | None = None
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """What is called before and after each step (:mod:`gpunet.observers`); nothing by default."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        for segment in self._segments.values():
+            segment.wrap()
+
+    def prepare(self) -> None:
+        """Compiles and binds all segments without a run of the net.
+
+        Where the net has dynamic operators, all that comes before and with the last of them has to run.
+        """
+        position = 0
+        with np.errstate(all="ignore"), suppress(StopNet):
+            while position < len(self.operators):
+                segment = self._bound_segment(position)
+                if any(op.dynamic for op in self.operators[position:]):
+                    segment.run()
+                position = segment.stop
 
     def run(self) -> None:
         """Runs all operators once.
@@ -168,6 +202,10 @@ class Segment(ABC):
     def run(self) -> None:
         """Runs the segment once."""
 
+    @abstractmethod
+    def wrap(self) -> None:
+        """Puts the program's observers around the steps, or takes away those that have gone."""
+
 
 class StaticSegment(Segment):
     """Operators whose output shapes follow from input shapes: from its start to the first one whose do
@@ -183,6 +221,7 @@ class StaticSegment(Segment):
         self._stable = False
         #: Runs the bound steps.
         self.execute: Callable[[], None] = run_simple([])
+        self._execute_constants: Callable[[], None] = run_simple([])
         self._entries: list[tuple[Blob, Device]] = []
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
         self._sources: list[Blob] = []
@@ -202,6 +241,17 @@ class StaticSegment(Segment):
         for blob, spec, valid in self._finals:
             blob.commit(spec, valid)
 
+    def wrap(self) -> None:
+        """Puts the program's observers around the steps, or takes away those that have gone."""
+        program, binding = self.program, self.binding
+        runners = _OBSERVED_RUNNERS if program.observers else _RUNNERS
+        read = binding.values.__getitem__
+        steps = observed(binding.steps, program.observers, read, self.start)
+        self.execute = runners[program.options.engine](steps)
+        self._execute_constants = run_simple(
+            observed(binding.constants, program.observers, read, self.start)
+        )
+
     def bind(self) -> None:
         """Makes the segment ready to run on the blobs as they are now; sets where it stops."""
         workspace = self.program.workspace
@@ -213,7 +263,7 @@ class StaticSegment(Segment):
         """Computes the constants anew if a blob that they come from has changed."""
         versions = [blob.version for blob in self._sources]
         if versions != self._versions:
-            run_simple(self.binding.constants)()
+            self._execute_constants()
             self._versions = versions
 
     def _watch_sources(self, workspace: Workspace) -> None:
@@ -250,7 +300,7 @@ class StaticSegment(Segment):
         self._stable = False
         compiled = self.compiled = self._compile(workspace)
         binding = self.binding = bind(self.program, compiled)
-        self.execute = _RUNNERS[self.program.options.engine](binding.steps)
+        self.wrap()
         committed = []
         for name, values in compiled.graph.finals.items():
             visible = [v for v in values if compiled.places[v].blob]
@@ -295,7 +345,9 @@ class StaticSegment(Segment):
             return name in entries or visible(name)
 
         context = PassContext(workspace.device, workspace.strict, kept)
-        graph = run_passes(graph, context, options.without)
+        if program.seen is not None:
+            program.seen("inference", graph)
+        graph = run_passes(graph, context, options.without, program.seen)
         share = MEMORY_PLAN not in options.without
         compiled = compile_graph(graph, kept, options, plan_memory=share)
         del self._cache[_MAX_CACHED_SHAPES - 1 :]
@@ -311,20 +363,34 @@ class DynamicSegment(Segment):
 
     def __init__(self, program: Program, start: int) -> None:
         super().__init__(program, start, start + 1)
-        self._op = program.operators[start]
-        self._kernel = find(self._op, CPU.kind)
+        op = self._op = program.operators[start]
+        self._kernel = find(op, CPU.kind)
+        unknown = OpaqueSpec("unknown before it runs")
+        inputs, outputs = (tuple(Value(name, unknown) for name in names) for names in (op.inputs, op.outputs))
+        self._bound = Step(self._compute, (), Node(op, inputs, outputs, start, CPU, self._kernel), Lane(CPU))
+        self._step = self._bound
+        self.wrap()
+
+    def wrap(self) -> None:
+        """Puts the program's observers around the step, or takes away those that have gone."""
+        workspace = self.program.workspace
+        (self._step,) = observed(
+            [self._bound], self.program.observers, lambda value: workspace.value(value.name), self.start
+        )
 
     def run(self) -> None:
         """Runs the kernel and takes over what it returns."""
-        op, workspace = self._op, self.program.workspace
-        inputs = tuple(_read(workspace, op, i) for i in range(len(op.inputs)))
-        values: Sequence[Any] = ()
         try:
-            values = fresh_values(self._kernel, inputs, self.program.contexts[self.start])
+            self._step.function(*self._step.arguments)
         except StopNet:
             raise
         except Exception as error:
-            blame(error, op.where)
+            blame(error, self._op.where)
+
+    def _compute(self) -> None:
+        op, workspace = self._op, self.program.workspace
+        inputs = tuple(_read(workspace, op, i) for i in range(len(op.inputs)))
+        values = fresh_values(self._kernel, inputs, self.program.contexts[self.start])
         for name, value in zip(op.outputs, values, strict=True):
             workspace.put(name, value)
 
