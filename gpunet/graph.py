@@ -55,6 +55,8 @@ class Node:
     #: Whether the outputs are the same in every run as long as the entries that it reads are: then it runs
     #: once.
     constant: bool = False
+    #: Values that must have been written before, though they are not read (``control_input``).
+    after: tuple[Value, ...] = ()
 
     @property
     def where(self) -> str:
@@ -134,8 +136,9 @@ def build(
                     f"output {name!r} is {found}, wanted a tensor from an operator that is not dynamic"
                 )
             outputs.append(Value(name, found))
+        after = tuple(current[name] for name in op.definition.control_input if name in current)
         current.update((value.name, value) for value in outputs)
         graph.entries.extend(fresh)
         graph.finals.update((value.name, [value]) for value in outputs)
-        graph.nodes.append(Node(op, tuple(inputs), tuple(outputs), index))
+        graph.nodes.append(Node(op, tuple(inputs), tuple(outputs), index, after=after))
     return graph, len(operators)

@@ -90,7 +90,11 @@ def schedule(nodes: Sequence[Node], needed: Sequence[set[int]], lanes: dict[str,
     chosen: list[Lane] = []
     for index, node in enumerate(nodes):
         device = CPU if is_host_work(node) else node.device
-        options = [Lane(device, n) for n in range(max(1, lanes.get(device.kind, 1)))]
+        count = max(1, lanes.get(device.kind, 1))
+        options = [Lane(device, n) for n in range(count)]
+        if lanes and node.op is not None and node.op.schema.chain:
+            # A chain has a lane of its own, so that it runs beside everything else.
+            options = [Lane(device, count)]
 
         def start(lane: Lane, needed: set[int] = needed[index]) -> float:
             arrivals = (finish[d] + (_SECONDS_PER_WAIT if chosen[d] != lane else 0.0) for d in needed)

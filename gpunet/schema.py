@@ -122,6 +122,7 @@ class OpSchema:
     random: bool = False
     dynamic: Dynamic = False
     host: bool = False
+    chain: str = ""
     input_counts: frozenset[int] | None = None
     output_counts: frozenset[int] | None = None
     doc: str = ""
@@ -214,6 +215,7 @@ def register(
     random: bool = False,
     dynamic: Dynamic = False,
     host: bool = False,
+    chain: str = "",
     input_counts: Iterable[int] | None = None,
     output_counts: Iterable[int] | None = None,
     doc: str = "",
@@ -238,6 +240,8 @@ def register(
             then.
         host: bookkeeping on scalars that belongs on the CPU wherever the workspace is (iteration counters,
             learning rates).
+        chain: operators with the same name here run one after another, in the order of the net, on a lane of
+            their own (collectives, which all ranks must enter in one order).
         input_counts: the numbers of inputs allowed, where optional and variadic do not say it.
         output_counts: the same for outputs.
         doc: one paragraph with the formula.
@@ -260,6 +264,7 @@ def register(
         random=random,
         dynamic=dynamic,
         host=host,
+        chain=chain,
         input_counts=None if input_counts is None else frozenset(input_counts),
         output_counts=None if output_counts is None else frozenset(output_counts),
         doc=doc,

@@ -75,6 +75,7 @@ def dependencies(nodes: Sequence[Node], places: dict[Value, Storage]) -> list[se
     """
     writer: dict[Storage, int] = {}
     readers: dict[Storage, list[int]] = {}
+    chains: dict[str, int] = {}
     result: list[set[int]] = []
     for index, node in enumerate(nodes):
         needed: set[int] = set()
@@ -82,6 +83,12 @@ def dependencies(nodes: Sequence[Node], places: dict[Value, Storage]) -> list[se
             storage = places[value]
             if storage in writer:
                 needed.add(writer[storage])
+        needed.update(writer[places[value]] for value in node.after if places.get(value) in writer)
+        chain = "" if node.op is None else node.op.schema.chain
+        if chain:
+            if chain in chains:
+                needed.add(chains[chain])
+            chains[chain] = index
         for value in node.outputs:
             storage = places[value]
             needed.update(readers.get(storage, ()))

@@ -242,3 +242,16 @@ def test_training_with_lanes_equals_training_without():
     want = losses()
     assert losses(keep=["loss"]) == want
     assert losses(engine="async_scheduling", workers=3, keep=["loss"]) == want
+
+
+def test_control_inputs_order_operators():
+    """Two operators that share no blob, in two lanes: a control input makes the second wait."""
+    ops = [op("Scale", "x", "a", scale=2.0), op("Scale", "x", "b", scale=3.0), op("Sum", "a b", "y")]
+    ops[1].control_input.append("a")
+    net = NetDef(name="n", op=ops, external_input=["x"], external_output=["y"])
+    (segment,) = ran(net, engine="dag", workers=2).program("n").segments()
+    assert segment.compiled.schedule.ordered(0, 1)
+    ops[1].ClearField("control_input")
+    net = NetDef(name="n", op=ops, external_input=["x"], external_output=["y"])
+    (segment,) = ran(net, engine="dag", workers=2).program("n").segments()
+    assert not segment.compiled.schedule.ordered(0, 1)
