@@ -50,7 +50,19 @@ __all__ = [
 ]
 
 # Imported when first used, so that `import gpunet` stays quick.
-_LAZY_MODULES = ("data", "export", "mixed_precision", "optimizers", "schedules", "training", "zoo")
+_LAZY_MODULES = (
+    "data",
+    "drawing",
+    "export",
+    "mixed_precision",
+    "nan_check",
+    "optimizers",
+    "profiler",
+    "schedules",
+    "timeline",
+    "training",
+    "zoo",
+)
 _LAZY_NAMES = ("LoadedModel", "Predictor", "load_model", "save_model")
 
 

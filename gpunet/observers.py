@@ -9,8 +9,8 @@ since a graph that is replayed knows no steps.
     with observers.observe(workspace, "net", after=lambda call: print(call.type, call.outputs())):
         workspace.run("net")
 
-On a GPU an observer is called when the work was put on the stream, not when it has run; :meth:`Call.fetch_outputs`
-waits for it.
+On a GPU an observer is called when the work was put on the stream, not when it has run;
+:meth:`Call.fetch_outputs` waits for it.
 """
 
 from __future__ import annotations

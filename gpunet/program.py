@@ -130,8 +130,11 @@ class Program:
 
     def segments(self) -> list[StaticSegment]:
         """The static segments of the last run, in order."""
-        found = sorted(self._segments.items())
-        return [segment for _, segment in found if isinstance(segment, StaticSegment)]
+        return [segment for segment in self.bound() if isinstance(segment, StaticSegment)]
+
+    def bound(self) -> list[Segment]:
+        """All segments that are bound, in order."""
+        return [segment for _, segment in sorted(self._segments.items())]
 
     def kept(self, position: int) -> Callable[[str], bool]:
         """Whether a blob must hold its value when the operators before ``position`` have run."""
@@ -248,9 +251,7 @@ class StaticSegment(Segment):
         read = binding.values.__getitem__
         steps = observed(binding.steps, program.observers, read, self.start)
         self.execute = runners[program.options.engine](steps)
-        self._execute_constants = run_simple(
-            observed(binding.constants, program.observers, read, self.start)
-        )
+        self._execute_constants = run_simple(observed(binding.constants, program.observers, read, self.start))
 
     def bind(self) -> None:
         """Makes the segment ready to run on the blobs as they are now; sets where it stops."""
@@ -367,21 +368,21 @@ class DynamicSegment(Segment):
         self._kernel = find(op, CPU.kind)
         unknown = OpaqueSpec("unknown before it runs")
         inputs, outputs = (tuple(Value(name, unknown) for name in names) for names in (op.inputs, op.outputs))
-        self._bound = Step(self._compute, (), Node(op, inputs, outputs, start, CPU, self._kernel), Lane(CPU))
-        self._step = self._bound
+        self.step = Step(self._compute, (), Node(op, inputs, outputs, start, CPU, self._kernel), Lane(CPU))
+        self._wrapped = self.step
         self.wrap()
 
     def wrap(self) -> None:
         """Puts the program's observers around the step, or takes away those that have gone."""
         workspace = self.program.workspace
-        (self._step,) = observed(
-            [self._bound], self.program.observers, lambda value: workspace.value(value.name), self.start
+        (self._wrapped,) = observed(
+            [self.step], self.program.observers, lambda value: workspace.value(value.name), self.start
         )
 
     def run(self) -> None:
         """Runs the kernel and takes over what it returns."""
         try:
-            self._step.function(*self._step.arguments)
+            self._wrapped.function(*self._wrapped.arguments)
         except StopNet:
             raise
         except Exception as error:

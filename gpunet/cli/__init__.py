@@ -15,6 +15,10 @@ from gpunet._version import __version__
 COMMANDS: Final = {
     "train": "Train a model on images.",
     "predict": "Classify images with a saved model.",
+    "time": "Time a net and each of its operators.",
+    "explain": "Print how a net is compiled: passes, schedule, memory.",
+    "draw": "Draw a net as SVG or for Graphviz.",
+    "check-races": "Prove that the schedule of a net has no races.",
     "info": "Describe a saved model: operators, parameters, operations, memory.",
     "devices": "Tell which devices there are, and what is missing for others.",
     "ops": "Describe the operators that nets may have.",

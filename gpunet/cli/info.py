@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunet.cli import Command
+from gpunet.cli.nets import input_specs, load_files
 
 if TYPE_CHECKING:
     from gpunet.analysis import NetCost
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     "--input",
     "inputs",
     multiple=True,
-    metavar="NAME=SHAPE",
+    metavar="NAME=SHAPE[:TYPE]",
     help="Shape of an input, like data=1x3x224x224, where the model does not tell it.",
 )
 def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
@@ -38,10 +39,10 @@ def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
     from gpunet.inference import infer
     from gpunet.specs import TensorSpec
 
-    loaded, note = _load(model)
+    loaded, note = load_files(model)
     parameters = {name: TensorSpec(*known) for name, known in infer(loaded.init_net, {}).items()}
     parameters = {name: parameters[name] for name in loaded.predict_net.external_input if name in parameters}
-    specs = _input_specs(loaded, inputs, batch_size)
+    specs = input_specs(loaded, inputs, batch_size)
     for name in loaded.inputs:
         parameters.pop(name, None)
     cost = net_cost(loaded.predict_net, specs, parameters)
@@ -60,52 +61,6 @@ def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
         click.echo(f"{name + ':':18}{text}")
     if note:
         click.echo(note)
-
-
-def _load(path: Path) -> tuple[LoadedModel, str]:
-    """The model, and a remark where its parameters are missing."""
-    from gpunet.errors import FormatError
-    from gpunet.export import load_model
-
-    predict_only = load_model(path, parameters=False)
-    try:
-        return load_model(path), ""
-    except FileNotFoundError:
-        return (
-            predict_only,
-            "There is no init net beside the predict net: shapes of parameters are not known.",
-        )
-    except FormatError:
-        if "predict" in predict_only.path.name:
-            raise
-        return (
-            predict_only,
-            "The file's name does not tell where its init net is: shapes of parameters are not known.",
-        )
-
-
-def _input_specs(model: LoadedModel, given: tuple[str, ...], batch_size: int) -> dict[str, TensorSpec]:
-    from gpunet.specs import TensorSpec, spec
-
-    specs = {}
-    for name, known in model.value_info.items():
-        shape = (batch_size, *known.shape[1:]) if known.rank else ()
-        specs[name] = TensorSpec(shape, known.dtype)
-    for text in given:
-        name, _, shape_text = text.partition("=")
-        sizes = shape_text.split("x")
-        if not name or not all(size.isdecimal() for size in sizes):
-            raise click.BadParameter(
-                f"found {text!r}, wanted NAME=SHAPE like data=1x3x224x224", param_hint="--input"
-            )
-        specs[name] = spec(tuple(map(int, sizes)), "float32")
-    unknown = [name for name in specs if name not in model.predict_net.external_input]
-    if unknown:
-        inputs = ", ".join(model.inputs)
-        raise click.BadParameter(
-            f"the model has no input {unknown[0]!r}, wanted one of {inputs}", param_hint="--input"
-        )
-    return specs
 
 
 def _totals(model: LoadedModel, cost: NetCost, specs: dict[str, TensorSpec]) -> list[tuple[str, str]]:

@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="IMAGE_OR_NPY...")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Classes to print.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto.")
-def command(model: Path, images: tuple[Path, ...], top: int, device: str) -> None:
+@click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity.")
+def command(model: Path, images: tuple[Path, ...], top: int, device: str, detect_nan: bool) -> None:
     """Print the most probable classes of images.
 
     MODEL is the folder of a saved model, or its predict net. Pictures (PNG, JPEG, ...) are scaled to
     the size that the model wants; .npy files hold one image [H, W] or [C, H, W], or many
     [N, C, H, W]. Pixels of 8 and 16 bits are scaled to 0..1, other arrays are taken as they are.
     """
+    from gpunet import nan_check
     from gpunet.data import load_image
     from gpunet.errors import ShapeError
     from gpunet.export import Predictor, load_model
 
     loaded = load_model(model)
     predictor = Predictor(loaded, device)
+    if detect_nan:
+        nan_check.watch(predictor.workspace)
     wanted = _image_shape(loaded)
     for path in images:
         if wanted is None:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps between checkpoints (default: one each epoch).",
 )
+@click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity (slow).")
 def command(
     model: str,
     data: str | None,
@@ -78,6 +79,7 @@ def command(
     resume: bool,
     overwrite: bool,
     checkpoint_every: int | None,
+    detect_nan: bool,
     **changes: Any,
 ) -> None:
     """Train MODEL (lenet, mlp or resnet20) to classify images.
@@ -90,6 +92,7 @@ def command(
     """
     from rich.console import Console
 
+    from gpunet import nan_check
     from gpunet.data import load_dataset
     from gpunet.training import CheckpointFolder, Settings, StepLog, make_trainer
     from gpunet.training.report import ConsoleReporter
@@ -120,6 +123,8 @@ def command(
         checkpoint_every=checkpoint_every,
         notes={"data": str(Path(data).resolve()) if data and dataset.name != "digits" else "digits"},
     )
+    if detect_nan:
+        nan_check.watch(trainer.workspace)
     if checkpoint is not None:
         trainer.restore(checkpoint)
     else:
