@@ -142,7 +142,9 @@ def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCont
     last = _channels_last(inputs[0], args.order)
     x, y = widened(_fold(inputs[0], args.order)), _fold(outputs[0], args.order)
     if args.is_test:
-        mean, inv_std = running_mean, 1.0 / np.sqrt(running_var.astype(np.float64) + args.epsilon)
+        mean, inv_std = running_mean, running_var
+        if not args.inverted:
+            inv_std = 1.0 / np.sqrt(running_var.astype(np.float64) + args.epsilon)
     elif x.size == 0:
         # Without data the running statistics stay (they are updated in place).
         outputs[3][...] = outputs[4][...] = 0

@@ -164,9 +164,11 @@ __device__ inline void put_affine(uint8* factors, int64 c, int64 channels, doubl
 
 template <typename U>
 __device__ void spatial_bn_test(const U* scale, const U* bias, const U* mean, const U* var, uint8* factors, int64 channels,
-                                double epsilon) {
-  GPUNET_LOOP(c, channels)
-    put_affine<U>(factors, c, channels, load(scale, c), load(bias, c), load(mean, c), 1.0 / sqrt((double)load(var, c) + epsilon));
+                                double epsilon, int32 inverted) {
+  GPUNET_LOOP(c, channels) {
+    const double inv_std = inverted ? (double)load(var, c) : 1.0 / sqrt((double)load(var, c) + epsilon);
+    put_affine<U>(factors, c, channels, load(scale, c), load(bias, c), load(mean, c), inv_std);
+  }
 }
 
 // Statistics of the batch from its slices, or (not null) from the sums over several batches of `total` elements a channel together.
@@ -312,8 +314,8 @@ __device__ void spatial_bn_bwd(const T* x, const T* dy, const uint8* factors, T*
     spatial_bn_moments(x, partial, count, channels, pixels, slices, length, across);                                          \
   }                                                                                                                           \
   extern "C" __global__ void spatial_bn_test_##S(const T* scale, const T* bias, const T* mean, const T* var, uint8* factors,  \
-                                                 int64 channels, double epsilon) {                                            \
-    spatial_bn_test(scale, bias, mean, var, factors, channels, epsilon);                                                      \
+                                                 int64 channels, double epsilon, int32 inverted) {                            \
+    spatial_bn_test(scale, bias, mean, var, factors, channels, epsilon, inverted);                                            \
   }                                                                                                                           \
   extern "C" __global__ void spatial_bn_statistics_##S(                                                                       \
       const double* partial, const T* batch_sum, const T* batch_sumsq, const T* scale, const T* bias, T* running_mean,        \

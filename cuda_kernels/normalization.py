@@ -49,7 +49,7 @@ _TEST = Kernel(
     "normalization",
     "spatial_bn_test",
     "const T* scale, const T* bias, const T* mean, const T* var, uint8* factors, int64 channels, "
-    "double epsilon",
+    "double epsilon, int32 inverted",
     T=FLOATS,
 )
 _STATISTICS = Kernel(
@@ -217,7 +217,7 @@ def spatial_bn(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
             )
         )
     if args.is_test:
-        data = (scale, bias, running_mean, running_var, factors, channels, args.epsilon)
+        data = (scale, bias, running_mean, running_var, factors, channels, args.epsilon, args.inverted)
         launches.append(prepare(ctx, _TEST, (scale.dtype,), data, of_channels))
     else:
         sums: tuple[Any, Any] = (None, None)

@@ -44,6 +44,8 @@ class Options:
         keep: blobs that can be fetched after a run, beside those that the net reads and writes; ``None``
             keeps all.
         without: names of passes that are switched off.
+        recompute: number of segments of the forward pass whose activations are computed again for the
+            backward pass (0 chooses one), which saves memory and costs time; ``None`` keeps all activations.
     """
 
     engine: str = SIMPLE
@@ -51,6 +53,7 @@ class Options:
     streams: int = 1
     keep: frozenset[str] | None = None
     without: frozenset[str] = field(default_factory=frozenset)
+    recompute: int | None = None
 
     @property
     def lanes(self) -> dict[str, int]:
@@ -68,6 +71,7 @@ def options_of(
     streams: int | None = None,
     keep: Collection[str] | None = None,
     without: Collection[str] = (),
+    recompute: int | None = None,
 ) -> Options:
     """The options of a net: what is given, else what its ``type``, ``num_workers`` and ``external_output``
     say.
@@ -92,4 +96,5 @@ def options_of(
         4 if streams is None else streams,
         None if keep is None else frozenset(keep),
         frozenset(without),
+        recompute,
     )

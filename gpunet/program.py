@@ -165,7 +165,8 @@ class Program:
         if self.operators[index] is op:
             return self.contexts[index]
         if op not in self._added_contexts:
-            self._added_contexts[op] = KernelContext(op, self.state, self.contexts[index].seed)
+            original = self.contexts[index]
+            self._added_contexts[op] = KernelContext(op, self.state, original.seed, original.operator_id)
         return self._added_contexts[op]
 
     def _bound_segment(self, start: int) -> Segment:
@@ -345,7 +346,7 @@ class StaticSegment(Segment):
         def kept(name: str) -> bool:
             return name in entries or visible(name)
 
-        context = PassContext(workspace.device, workspace.strict, kept)
+        context = PassContext(workspace.device, workspace.strict, kept, options.recompute)
         if program.seen is not None:
             program.seen("inference", graph)
         graph = run_passes(graph, context, options.without, program.seen)

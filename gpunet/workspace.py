@@ -139,6 +139,7 @@ class Workspace:
         streams: int | None = None,
         keep: Collection[str] | None = None,
         without: Collection[str] = (),
+        recompute: int | None = None,
     ) -> str:
         """Makes a net ready to run and keeps it under its name, which is returned.
 
@@ -154,6 +155,8 @@ class Workspace:
                 share memory and cannot be fetched. By default the net's external outputs if it declares any,
                 else all blobs.
             without: names of passes to switch off (``gpunet.passes.pipeline``).
+            recompute: compute activations again for the backward pass instead of keeping them, in this many
+                segments of the net; 0 chooses a number.
 
         Raises:
             NetError: a net of this name exists (and ``overwrite`` is not set), or the net is not well formed.
@@ -167,7 +170,13 @@ class Workspace:
         copy = NetDef()
         copy.CopyFrom(definition)
         options = options_of(
-            copy, engine=engine, workers=workers, streams=streams, keep=keep, without=without
+            copy,
+            engine=engine,
+            workers=workers,
+            streams=streams,
+            keep=keep,
+            without=without,
+            recompute=recompute,
         )
         self._programs[copy.name] = Program(copy, self, self._state(copy.name), options)
         return copy.name

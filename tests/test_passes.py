@@ -199,3 +199,64 @@ def test_batch_norm_stays_where_it_cannot_be_folded():
     assert types(ran(twice, "batch_norm_folding", feed=feed)[1]) == ["Conv", "SpatialBN", "Sum"]
     training = op("SpatialBN", "c s t m v", "n m v sm sv", is_test=0)
     assert "FoldBatchNorm" not in types(ran([ops[0], training, ops[2]], feed=feed)[1])
+
+
+def training_losses(model_name: str, steps: int = 3, **options) -> tuple[list[float], gpunet.Workspace]:
+    model = gpunet.zoo.build(model_name, (1, 8, 8), 10)
+    model.add_gradients("loss")
+    gpunet.optimizers.SGD(0.05, momentum=0.9).apply(model)
+    ws = gpunet.Workspace("cpu", seed=1)
+    ws.run_once(model.init_net)
+    rng = np.random.default_rng(0)
+    ws.feed("data", rng.normal(size=(8, 1, 8, 8)).astype(np.float32))
+    ws.feed("label", rng.integers(0, 10, 8).astype(np.int32))
+    ws.create(model.net, keep=["loss"], **options)
+    losses = []
+    for _ in range(steps):
+        ws.run(model.net)
+        losses.append(float(ws.fetch("loss")))
+    return losses, ws
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "resnet20"])
+def test_recomputed_activations_give_the_same_training_with_less_memory(name):
+    want, plain = training_losses(name)
+    got, saving = training_losses(name, recompute=0)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    arenas = [
+        sum(ws.program(ws.nets()[0]).segments()[0].compiled.memory.arenas.values()) for ws in (plain, saving)
+    ]
+    assert arenas[1] <= arenas[0]
+    if name == "resnet20":
+        # Gradients of parameters are no activations; they live until the updates, one way or the other.
+        gradients = sum(
+            plain.fetch(name).nbytes for name in plain.blobs() if name.endswith(("_w", "_b", "_s"))
+        )
+        assert arenas[1] - gradients < 0.4 * (arenas[0] - gradients)
+        nodes = saving.program(saving.nets()[0]).segments()[0].compiled.graph.nodes
+        assert any(node.outputs and node.outputs[0].name.endswith("/again") for node in nodes)
+        for statistic in [n for n in plain.blobs() if n.endswith(("_rm", "_riv"))]:
+            np.testing.assert_allclose(saving.fetch(statistic), plain.fetch(statistic), rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_that_is_computed_again_draws_the_same():
+    ops = [
+        op("Dropout", "x", "d m", ratio=0.5),
+        op("Scale", "d", "a", scale=2.0),
+        op("Tanh", "a", "b"),
+        op("Dropout", "b", "e m2", ratio=0.5),
+        op("Tanh", "e", "f"),
+        op("Sqr", "f", "g"),
+        op("Tanh", "g", "h"),
+        op("AveragedLoss", "h", "loss"),
+    ]
+    made, grads = gpunet.gradients.backward(ops, ["loss"])
+    results = []
+    for recompute in (None, 4):
+        ws = gpunet.Workspace("cpu", seed=3)
+        ws.feed("x", np.linspace(-1, 1, 4096, dtype=np.float32))
+        ws.create(NetDef(name="n", op=[*ops, *made]), keep=["loss", grads["x"]], recompute=recompute)
+        ws.run("n", 2)
+        results.append((ws.fetch("loss"), ws.fetch(grads["x"])))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])

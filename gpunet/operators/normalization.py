@@ -104,6 +104,11 @@ _BN_ARGS = [
     ),
     Int("num_batches", 1, "batches of this size whose sums are summed in the optional inputs"),
     _ORDER,
+    Bool(
+        "inverted",
+        False,
+        "in test mode, input var is 1 / sqrt(variance + epsilon), as output saved_inv_std (of gpunet's own)",
+    ),
 ]
 
 

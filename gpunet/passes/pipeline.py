@@ -13,7 +13,9 @@ from gpunet.passes.batch_norm_folding import fold_batch_norms
 from gpunet.passes.common_subexpressions import merge_common_subexpressions
 from gpunet.passes.constants import fold_constants
 from gpunet.passes.dead_code import remove_dead_code
+from gpunet.passes.fusion import fuse
 from gpunet.passes.placement import insert_copies, place
+from gpunet.passes.recomputation import recompute
 from gpunet.passes.sharing import share_in_place
 
 
@@ -26,11 +28,13 @@ class PassContext:
         strict: whether falling back to the CPU is an error.
         kept: whether a blob must hold its value after the run. Passes may drop, merge or rename only what is
             not kept.
+        recompute: number of segments whose activations are computed again (0 chooses); ``None`` for none.
     """
 
     home: Device
     strict: bool
     kept: Callable[[str], bool]
+    recompute: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,21 @@ class Pass:
     optional: bool = True
 
 
+def _recompute(graph: Graph, context: PassContext) -> Graph:
+    return graph if context.recompute is None else recompute(graph, context.kept, context.recompute)
+
+
 PASSES: Final[list[Pass]] = [
     Pass("dead_code", lambda graph, context: remove_dead_code(graph, context.kept)),
     Pass("common_subexpressions", lambda graph, context: merge_common_subexpressions(graph, context.kept)),
     Pass("batch_norm_folding", lambda graph, context: fold_batch_norms(graph, context.kept)),
     Pass("constants", lambda graph, context: fold_constants(graph, context.kept)),
+    Pass("recomputation", _recompute),
     Pass(
         "placement", lambda graph, context: place(graph, context.home, strict=context.strict), optional=False
     ),
     Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
+    Pass("fusion", lambda graph, context: fuse(graph, context.kept)),
     Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]
 #: The memory plan is made after the schedule, by the program; it can be switched off like a pass.
