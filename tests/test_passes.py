@@ -232,7 +232,7 @@ def test_recomputed_activations_give_the_same_training_with_less_memory(name):
         gradients = sum(
             plain.fetch(name).nbytes for name in plain.blobs() if name.endswith(("_w", "_b", "_s"))
         )
-        assert arenas[1] - gradients < 0.4 * (arenas[0] - gradients)
+        assert arenas[1] - gradients < 0.5 * (arenas[0] - gradients)
         nodes = saving.program(saving.nets()[0]).segments()[0].compiled.graph.nodes
         assert any(node.outputs and node.outputs[0].name.endswith("/again") for node in nodes)
         for statistic in [n for n in plain.blobs() if n.endswith(("_rm", "_riv"))]:
