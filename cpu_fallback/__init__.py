@@ -9,6 +9,7 @@ from gpunet.cpu_fallback import elementwise as elementwise
 from gpunet.cpu_fallback import fill as fill
 from gpunet.cpu_fallback import folding as folding
 from gpunet.cpu_fallback import function as function
+from gpunet.cpu_fallback import fused as fused
 from gpunet.cpu_fallback import indexing as indexing
 from gpunet.cpu_fallback import joining as joining
 from gpunet.cpu_fallback import learning_rate as learning_rate

@@ -34,11 +34,19 @@ for _type, _function in (
     ("Sqr", np.square),
     ("Sqrt", np.sqrt),
     ("Exp", np.exp),
-    ("Log", np.log),
     ("Abs", np.abs),
     ("Negative", np.negative),
 ):
     _ufunc_kernel(_type, _function)
+
+
+@kernel("Log", binds=True)
+def log(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
+    """``Y = ln(X)``, or ``ln(max(X, epsilon))`` with an epsilon above 0."""
+    x, (y,) = inputs[0], outputs
+    if args.epsilon <= 0:
+        return partial(np.log, x, y)
+    return in_turn(partial(np.maximum, x, constant(args.epsilon, x), y), partial(np.log, y, y))
 
 
 @kernel("Sign", binds=True)

@@ -14,6 +14,7 @@ from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
+from gpunet.cuda_kernels import fused as fused
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import loss as loss

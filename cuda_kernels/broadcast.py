@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpunet.broadcasting import align
+from gpunet.broadcasting import align, collapse, strides_along
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
 from gpunet.cuda_kernels.pieces import SIGNLESS, Launch
@@ -28,33 +28,6 @@ STRIDED: Final = "int64 n, int64 n1, int64 n2, int64 n3, int64 n4, int64 n5" + "
 )
 _MAX_DIMENSIONS: Final = 6
 _TOO_MANY: Final = f"it broadcasts along more than {_MAX_DIMENSIONS} dimensions that cannot be taken together"
-
-Group = tuple[int, tuple[int, ...]]
-
-
-def strides_along(shape: Shape, full: Shape) -> list[int]:
-    """Strides in elements of a contiguous tensor of ``shape`` in the dimensions of ``full`` (of equal rank):
-    0 where it is broadcast.
-    """
-    strides, step = [], 1
-    for size, whole in zip(reversed(shape), reversed(full), strict=True):
-        strides.append(0 if size != whole or size == 1 else step)
-        step *= size
-    return strides[::-1]
-
-
-def collapse(full: Shape, *operands: Sequence[int]) -> list[Group]:
-    """The dimensions of ``full`` as (size, strides of operands), joined where they can be walked as one."""
-    groups: list[Group] = []
-    for size, *strides in zip(full, *operands, strict=True):
-        if size == 1:
-            continue
-        if groups and all(outer == inner * size for outer, inner in zip(groups[-1][1], strides, strict=True)):
-            groups[-1] = (groups[-1][0] * size, tuple(strides))
-        else:
-            groups.append((size, tuple(strides)))
-    return groups
-
 
 def run_along(shape: Shape, full: Shape) -> tuple[int, int] | None:
     """(inner, count) if an operand of ``shape`` has ``count`` elements that cover ``inner`` neighbours of the

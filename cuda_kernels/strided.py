@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpunet.broadcasting import Group, collapse
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels.broadcast import STRIDED, Group, collapse
+from gpunet.cuda_kernels.broadcast import STRIDED
 from gpunet.cuda_kernels.launch import blocks, elementwise, in_order, prepare
 from gpunet.cuda_kernels.pieces import Launch, nothing
 from gpunet.cuda_kernels.signature import INDICES, Kernel

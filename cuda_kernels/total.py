@@ -39,15 +39,33 @@ def _grid(n: int) -> tuple[int, int]:
     return min(blocks, _MAX_TOTALS), threads
 
 
+def launch_total(
+    ctx: KernelContext,
+    declared: Kernel,
+    types: tuple[np.dtype, ...],
+    sources: Buffers,
+    y: Buffer,
+    partial: Buffer,
+    n: int,
+    *,
+    divisor: float = 1,
+    indexing: tuple[int, ...] = (),
+) -> Launch:
+    """A sum of ``n`` terms over ``divisor``, whose first kernel (a ``sum_grid`` of include/sums.cuh) takes
+    ``sources, y, partial, n, *indexing, divisor``; ``partial`` is from :func:`total_scratch`.
+    """
+    grid = _grid(n)
+    first = prepare(ctx, declared, types, (*sources, y, partial, n, *indexing, divisor), grid)
+    if grid[0] == 1:
+        return first
+    rest = (partial, y, grid[0], divisor)
+    return in_order(first, prepare(ctx, _PARTIAL, (y.dtype,), rest, rows(1, THREADS)))
+
+
 def _summed(
     ctx: KernelContext, declared: Kernel, sources: Buffers, y: Buffer, partial: Buffer, divisor: float = 1
 ) -> Launch:
-    types, n = (y.dtype,), sources[0].size
-    grid = _grid(n)
-    first = prepare(ctx, declared, types, (*sources, y, partial, n, divisor), grid)
-    if grid[0] == 1:
-        return first
-    return in_order(first, prepare(ctx, _PARTIAL, types, (partial, y, grid[0], divisor), rows(1, THREADS)))
+    return launch_total(ctx, declared, (y.dtype,), sources, y, partial, sources[0].size, divisor=divisor)
 
 
 def dot_launch(

@@ -4,7 +4,6 @@
 GPUNET_UNARY(sqr_fwd, x * x)
 GPUNET_UNARY(sqrt_fwd, sqrt(x))
 GPUNET_UNARY(exp_fwd, exp(x))
-GPUNET_UNARY(log_fwd, log(x))
 GPUNET_UNARY(abs_fwd, fabs(x))
 // 0 where x is 0, whatever dy; a NaN in x goes by its sign.
 GPUNET_BINARY(abs_bwd, x, dy, x == 0 ? 0 : copysign((C)1, x) * dy)
@@ -33,6 +32,13 @@ struct Scale {
   __device__ C operator()(C x) const { return x * factor; }
 };
 
+// A NaN passes through.
+template <typename C>
+struct GuardedLog {
+  C low;
+  __device__ C operator()(C x) const { return log(x < low ? low : x); }
+};
+
 template <typename C>
 struct Clip {
   C low, high;
@@ -53,6 +59,10 @@ struct ClipGradient {
   extern "C" __global__ void scale_fwd_##S(const T* x, T* y, int64 n, double factor) {                             \
     typedef Accumulate<T>::type C;                                                                                 \
     map(x, y, n, Scale<C>{(C)factor});                                                                             \
+  }                                                                                                                \
+  extern "C" __global__ void log_fwd_##S(const T* x, T* y, int64 n, double epsilon) {                              \
+    typedef Accumulate<T>::type C;                                                                                 \
+    map(x, y, n, GuardedLog<C>{(C)epsilon});                                                                       \
   }                                                                                                                \
   extern "C" __global__ void clip_fwd_##S(const T* x, T* y, int64 n, double low, double high) {                    \
     typedef Accumulate<T>::type C;                                                                                 \

@@ -19,12 +19,13 @@ from gpunet.cuda_kernels.pieces import (
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.kernels import KernelContext, kernel
 
-for _type in ("Sqr", "Sqrt", "Exp", "Log", "Abs"):
+for _type in ("Sqr", "Sqrt", "Exp", "Abs"):
     unary_kernel(_type, Kernel("unary", f"{_type.lower()}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
 NEGATIVE = Kernel("unary", "negative_fwd", "const T* x, T* y, int64 n", T=SIGNLESS)
 unary_kernel("Sign", Kernel("unary", "sign_fwd", "const T* x, T* y, int64 n", T=NUMBERS))
 gradient_kernel("AbsGradient", Kernel("unary", "abs_bwd", "const T* a, const T* b, T* y, int64 n", T=FLOATS))
 
+_LOG = Kernel("unary", "log_fwd", "const T* x, T* y, int64 n, double epsilon", T=FLOATS)
 _SCALE = Kernel("unary", "scale_fwd", "const T* x, T* y, int64 n, double factor", T=FLOATS)
 _CLIP_FWD = Kernel("unary", "clip_fwd", "const T* x, T* y, int64 n, double low, double high", T=FLOATS)
 _CLIP_BWD = Kernel(
@@ -42,6 +43,15 @@ def negative(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCont
 def negate_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = X``."""
     return copy_launch(ctx, inputs[0], outputs[0])
+
+
+@kernel("Log", device="cuda", binds=True)
+def log(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``Y = ln(X)``, or ``ln(max(X, epsilon))`` with an epsilon above 0."""
+    x = inputs[0]
+    # Rounded to the type of the data, as on the CPU; nothing is below minus infinity.
+    low = float(x.dtype.type(args.epsilon)) if args.epsilon > 0 else -np.inf
+    return map_launch(ctx, _LOG, (x, outputs[0]), low)
 
 
 @kernel("Scale", device="cuda", binds=True)

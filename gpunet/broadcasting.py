@@ -7,11 +7,16 @@ last ones), and leading and trailing dimensions of 1 in B match anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 from gpunet.arguments import Arg, Arguments, Bool, Int, Str
 from gpunet.errors import ArgumentError, ShapeError
 from gpunet.rules import broadcast_shapes
 from gpunet.specs import Shape, format_shape
 
+#: Size and strides of a dimension.
+Group: TypeAlias = tuple[int, tuple[int, ...]]
 #: The arguments of the older rule; without ``broadcast`` they have no effect, as in Caffe2.
 AXIS_ARGS: tuple[Arg, ...] = (
     Int("axis", -1, "dimension of A that the first dimension of B lies along, -1 to line up the last ones"),
@@ -87,3 +92,27 @@ def align(args: Arguments, a: Shape, b: Shape) -> tuple[Shape, Shape, Shape]:
     result = broadcast_shapes(a, b)
     rank = len(result)
     return (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, result
+
+
+def strides_along(shape: Shape, full: Shape) -> list[int]:
+    """Strides in elements of a contiguous tensor of ``shape`` in the dimensions of ``full`` (of equal rank):
+    0 where it is broadcast.
+    """
+    strides, step = [], 1
+    for size, whole in zip(reversed(shape), reversed(full), strict=True):
+        strides.append(0 if size != whole or size == 1 else step)
+        step *= size
+    return strides[::-1]
+
+
+def collapse(full: Shape, *operands: Sequence[int]) -> list[Group]:
+    """The dimensions of ``full`` as (size, strides of operands), joined where they can be walked as one."""
+    groups: list[Group] = []
+    for size, *strides in zip(full, *operands, strict=True):
+        if size == 1:
+            continue
+        if groups and all(outer == inner * size for outer, inner in zip(groups[-1][1], strides, strict=True)):
+            groups[-1] = (groups[-1][0] * size, tuple(strides))
+        else:
+            groups.append((size, tuple(strides)))
+    return groups

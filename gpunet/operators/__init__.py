@@ -9,6 +9,7 @@ from gpunet.operators import elementwise as elementwise
 from gpunet.operators import fill as fill
 from gpunet.operators import folding as folding
 from gpunet.operators import function as function
+from gpunet.operators import fused as fused
 from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining
 from gpunet.operators import learning_rate as learning_rate
