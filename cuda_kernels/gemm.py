@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.backends import Backend
+from gpunet.broadcasting import Group, collapse, strides_along
 from gpunet.buffers import Buffer
 from gpunet.cpu_fallback.precision import matmul as host_matmul
 from gpunet.cuda_kernels import cublaslt
-from gpunet.cuda_kernels.broadcast import Group, collapse, strides_along
 from gpunet.cuda_kernels.launch import blocks, in_order, prepare
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.errors import DataTypeError, DeviceError, ShapeError
