@@ -1,7 +1,7 @@
-"""The NumPy kernel of a fused run of elementwise operators: their own kernels, on one block of all tensors after
-the other, with what lies between them in the cache.
+"""The NumPy kernel of a fused run of elementwise operators: their own kernels, on one block of all tensors
+after the other, with what lies between them in the cache.
 
-So results are those of the operators one by one, bit for bit; only a sum at the end is added up block by block.
+So results are those of the operators one by one, bit for bit; only a sum at the end is added up by blocks.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
 
 
 def _in_threads(steps: Sequence[Sequence[Step]], nbytes: int) -> Step:
-    """A step that runs lists of steps, each in one thread; ``nbytes`` (in the cache) tells whether that pays."""
+    """A step that runs lists of steps, each in one thread, if ``nbytes`` of work in the cache pay."""
 
     def work(begin: int, end: int) -> None:
         for team in steps[begin:end]:
@@ -237,7 +237,7 @@ class _Binder:
         self._aliased = aliased
 
     def bind(self, values: dict[str, Array], result: Array | None) -> list[Step]:
-        """The steps of a block; ``values`` gets what the operators give. The last writes ``result``, if given."""
+        """The steps of a block; ``values`` gets what the operators give, ``result`` what the last gives."""
         body, layout = self._body, self._layout
         shape = np.broadcast_shapes(*(x.shape for x in values.values()))
         if result is not None:

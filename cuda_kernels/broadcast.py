@@ -29,6 +29,7 @@ STRIDED: Final = "int64 n, int64 n1, int64 n2, int64 n3, int64 n4, int64 n5" + "
 _MAX_DIMENSIONS: Final = 6
 _TOO_MANY: Final = f"it broadcasts along more than {_MAX_DIMENSIONS} dimensions that cannot be taken together"
 
+
 def run_along(shape: Shape, full: Shape) -> tuple[int, int] | None:
     """(inner, count) if an operand of ``shape`` has ``count`` elements that cover ``inner`` neighbours of the
     result each, over and over; ``None`` if it does not lie like that.

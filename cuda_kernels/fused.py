@@ -1,7 +1,7 @@
 """Sources of fused elementwise operators, written when a net is compiled, and their launcher.
 
-A source depends on the operators, their arguments, the element types and how operands are broadcast, but not on
-shapes: layers of one kind share one module. Each result is rounded to its element type like in memory, and
+A source depends on the operators, their arguments, the element types and how operands are broadcast, but not
+on shapes: layers of one kind share one module. Each result is rounded to its element type like in memory, and
 nothing is contracted, so results are those of the operators one by one.
 """
 
@@ -74,8 +74,10 @@ _POWERS: Final = {2.0: "{0} * {0}", 1.0: "{0}", 0.5: "sqrt({0})", -1.0: "1 / {0}
 _FOLDS: Final = {"Sum": "{0} + {1}", "Max": "larger({0}, {1})", "Min": "smaller({0}, {1})"}
 #: Operators whose results are of the type of the operands without rounding.
 _EXACT: Final = frozenset(
-    ["Relu", "ReluGradient", "Max", "Min", "Abs", "Negative", "NegateGradient", "Copy", "Alias"]
-    + ["StopGradient", "Clip", "ClipGradient"]
+    [
+        *("Relu", "ReluGradient", "Max", "Min", "Abs", "Negative", "NegateGradient"),
+        *("Copy", "Alias", "StopGradient", "Clip", "ClipGradient"),
+    ]
 )
 
 
@@ -121,6 +123,9 @@ def _formula(op: Operator, body: Body) -> str:
     elif op.type == "Pow":
         exponent = _literal(op.args.exponent, source)
         text = _POWERS.get(op.args.exponent, f"pow({{0}}, {exponent})").format(*names)
+    elif op.type == "Log" and op.args.epsilon > 0:
+        low = _literal(float(source.type(op.args.epsilon)), source)
+        text = f"log({names[0]} < {low} ? {low} : {names[0]})"
     elif op.type in ("Cast", "FloatToHalf"):
         return _conversion(op, names[0], source, target)
     else:
@@ -265,12 +270,13 @@ class _Writer:
     def _packed(self) -> list[str]:
         full = [n for n in self._operands if self._accesses[n].kind == "full"]
         specs, count = self._body.specs, self._packs
+        aligned = " && ".join(f"aligned<{count}>({n})" for n in [*full, "y"])
         packs = [
             f"    const Pack<{SUFFIXES[specs[n].dtype][1]}, {count}> {n}_pack = load_pack<{count}>({n}, i);"
             for n in full
         ]
         return [
-            f"  const int64 packs = {' && '.join(f'aligned<{count}>({n})' for n in [*full, 'y'])} ? n / {count} : 0;",
+            f"  const int64 packs = {aligned} ? n / {count} : 0;",
             "  GPUNET_LOOP(i, packs) {",
             *packs,
             f"    Pack<{self._type}, {count}> result;",
@@ -320,8 +326,10 @@ class _Writer:
         return [*lines, "  }"]
 
     def _sum(self) -> list[str]:
-        lines = [f"  typedef Total<{self._type}>::type A;"]
-        lines.append("  const auto finish = [=](A total) -> A { return divisor == 1 ? total : total / (A)divisor; };")
+        lines = [
+            f"  typedef Total<{self._type}>::type A;",
+            "  const auto finish = [=](A total) -> A { return divisor == 1 ? total : total / (A)divisor; };",
+        ]
         branches = (("uint32", "  if (n <= 0x7fffffff) {"), ("int64", "  } else {"))
         for index, opening in branches if self._indexed() else (("int64", "  {"),):
             found, call = self._element(index)

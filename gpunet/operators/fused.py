@@ -22,10 +22,12 @@ from gpunet.specs import Shape, TensorSpec
 #: Operators whose single output has, at each position, a function of the inputs at that position; inputs have
 #: the shape of the output.
 POINTWISE: Final = frozenset(
-    ["Relu", "ReluGradient", "Sigmoid", "SigmoidGradient", "Tanh", "TanhGradient"]
-    + ["Sum", "Max", "Min", "Pow", "Scale", "Clip", "ClipGradient"]
-    + ["Sqr", "Sqrt", "Exp", "Log", "Abs", "AbsGradient", "Negative", "NegateGradient"]
-    + ["Copy", "Alias", "StopGradient", "Cast", "FloatToHalf", "HalfToFloat", "Not"]
+    [
+        *("Relu", "ReluGradient", "Sigmoid", "SigmoidGradient", "Tanh", "TanhGradient"),
+        *("Sum", "Max", "Min", "Pow", "Scale", "Clip", "ClipGradient", "Sqr", "Sqrt", "Exp", "Log"),
+        *("Abs", "AbsGradient", "Negative", "NegateGradient", "Not"),
+        *("Copy", "Alias", "StopGradient", "Cast", "FloatToHalf", "HalfToFloat"),
+    ]
 )
 #: The same of two inputs, which are broadcast against each other.
 BROADCASTING: Final = frozenset(

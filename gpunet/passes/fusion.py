@@ -1,8 +1,8 @@
 """Fusion: runs of elementwise operators become one operator that passes over memory once.
 
 A group ends at an operator whose output is wanted; it takes in, one by one, the operators whose output only
-the group reads. So it gives one value, no other value of it is stored, and nothing outside lies between two of
-its operators. It runs where its last operator ran: what its operators read must not be overwritten before.
+the group reads. So it gives one value, stores no other, and nothing outside depends on one of its operators
+and feeds another. It runs where its last operator ran: what it reads must not be overwritten before.
 """
 
 from __future__ import annotations
@@ -155,13 +155,13 @@ def _started(position: int, node: Node) -> _Group | None:
         spec = node.inputs[0].spec
         shape = spec.shape if isinstance(spec, TensorSpec) else ()
         return _Group(position, shape, {position: node}, {position: ((node.inputs[0], shape),)})
-    spec = node.outputs[0].spec if node.outputs else None
-    if not isinstance(spec, TensorSpec):
+    result = node.outputs[0].spec if node.outputs else None
+    if not isinstance(result, TensorSpec):
         return None
-    operands = _operands(node, spec.shape)
+    operands = _operands(node, result.shape)
     if operands is None:
         return None
-    return _Group(position, spec.shape, {position: node}, {position: operands})
+    return _Group(position, result.shape, {position: node}, {position: operands})
 
 
 def _is_total(node: Node) -> bool:
@@ -190,7 +190,7 @@ def _plain(node: Node) -> bool:
 
 
 def _operands(node: Node, shape: Shape) -> tuple[_Operand, ...] | None:
-    """What an operator reads if it gives, at each position of ``shape``, a function of what it reads there."""
+    """What an operator reads, if it gives at each position of ``shape`` a function of what it reads there."""
     op = node.op
     if op is None or not _plain(node) or op.type not in POINTWISE | BROADCASTING:
         return None
@@ -201,9 +201,7 @@ def _operands(node: Node, shape: Shape) -> tuple[_Operand, ...] | None:
     shapes: Sequence[Shape] = [s.shape for s in tensors[:-1]]
     if op.type in BROADCASTING:
         *shapes, _ = align(op.args, shapes[0], shapes[1])
-    elif op.type == "Pow" and len(shapes) > 1:
-        return None
-    elif any(s != shape for s in shapes):
+    elif any(s != shape for s in shapes) or (op.type == "Pow" and len(shapes) > 1):
         return None
     return tuple(zip(node.inputs, shapes, strict=True))
 
@@ -215,9 +213,15 @@ def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
     """
     *inputs, output = (s.dtype.kind for s in specs)
     takes = "fiub" if op.type in ("Cast", "Copy", "Alias", "StopGradient") or output == "b" else "f"
-    if any(kind not in takes for kind in inputs) or output not in "fb" or len({s.dtype for s in specs[:-1]}) > 1:
+    if (
+        any(kind not in takes for kind in inputs)
+        or output not in "fb"
+        or len({s.dtype for s in specs[:-1]}) > 1
+    ):
         return False
-    used = [v for name in ("scale", "exponent", "min", "max") if (v := getattr(op.args, name, None)) is not None]
+    used = [
+        v for name in ("scale", "exponent", "min", "max") if (v := getattr(op.args, name, None)) is not None
+    ]
     return all(abs(v) <= float(np.finfo(s.dtype).max) for v in used for s in specs if s.dtype.kind == "f")
 
 
