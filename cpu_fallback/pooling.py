@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.columns import Index, axis_slices, canonical_images, tap_slices
+from gpunet.cpu_fallback.columns import Index, Slices, axis_slices, canonical_images
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -31,6 +32,8 @@ Run = Callable[[], Any]
 
 #: Bytes of images (or of what becomes of them) that a block may take; a single image may need more.
 BLOCK_BYTES: Final = 1 << 20
+#: Bytes of each of the few arrays of a block of a gradient of a maximum.
+PHASE_BYTES: Final = 1 << 16
 
 
 def _types(kind: str, end: str = "") -> list[str]:
@@ -163,23 +166,103 @@ def max_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
     return _in_turn(_pool(inputs[0], outputs[0], ctx, np.maximum, -np.inf, inputs[0].dtype))
 
 
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """How the gradient of a maximum sees an image: as phases, every ``stride``-th position in each dimension.
+
+    Position ``k`` of a window meets, for all outputs ``o``, position ``o + k // stride`` of the phase
+    ``k % stride``. If outputs and phases have rows of one pitch, that is one distance in memory, and
+    each position of the window takes a few passes over long pieces of memory.
+    """
+
+    window: Window
+    stride: Shape
+    images: int  #: images in a block
+    channels: int  #: channels in a block
+
+    @property
+    def far(self) -> Shape:
+        """The greatest shift in each dimension."""
+        return tuple((k - 1) // s for k, s in zip(self.window.kernel, self.stride, strict=True))
+
+    @property
+    def pitch(self) -> Shape:
+        """Sizes of a phase: those of the output and the greatest shift."""
+        return tuple(n + f for n, f in zip(self.window.output, self.far, strict=True))
+
+    @property
+    def cells(self) -> int:
+        """Numbers in one phase of a block."""
+        return self.images * self.channels * math.prod(self.pitch)
+
+    def shift(self, position: Shape) -> int:
+        """The distance of a position of a phase from its first one, in numbers."""
+        distance = 0
+        for p, size in zip(position, self.pitch, strict=True):
+            distance = distance * size + p
+        return distance * (self.channels if self.window.channels_last else 1)
+
+    def shifts(self, phase: Shape) -> list[int]:
+        """Distances at which positions of the window meet a phase, the shortest first."""
+        ranges = [range(len(range(f, k, s))) for f, k, s in self._axes(phase)]
+        return [self.shift(position) for position in itertools.product(*ranges)]
+
+    def _axes(self, phase: Shape) -> Iterator[tuple[int, int, int]]:
+        return zip(phase, self.window.kernel, self.stride, strict=True)
+
+    def slices(self, phase: Shape) -> tuple[Slices, Slices] | None:
+        """Positions of a phase that lie inside of the image, and where they lie; ``None`` if none does."""
+        inside, source = [], []
+        for (f, _, s), head, size, most in zip(
+            self._axes(phase), self.window.head, self.window.image, self.pitch, strict=True
+        ):
+            first = max(0, -((f - head) // s))
+            last = min(most, (size - 1 + head - f) // s + 1)
+            if last <= first:
+                return None
+            inside.append(slice(first, last))
+            source.append(slice(first * s + f - head, (last - 1) * s + f - head + 1, s))
+        return tuple(inside), tuple(source)
+
+    def view(self, memory: Array, images: int, channels: int) -> Array:
+        """A phase in flat memory, as a tensor."""
+        return memory[: images * channels * math.prod(self.pitch)].reshape(self._order(images, channels))
+
+    def _order(self, images: int, channels: int) -> Shape:
+        inner = self.pitch
+        return (images, *inner, channels) if self.window.channels_last else (images, channels, *inner)
+
+    def within(self, spatial: Slices) -> Index:
+        """An index of a tensor, given that of its spatial dimensions."""
+        every = slice(None)
+        return (every, *spatial, every) if self.window.channels_last else (every, every, *spatial)
+
+
+def _phases(op: Operator, x: Any) -> _Phases:
+    window, batch, channels = _window(op, x)
+    # With one output, any step does: by that of the window, no two of its positions share a phase.
+    steps = zip(window.stride, window.kernel, window.output, strict=True)
+    stride = tuple(k if n == 1 else s for s, k, n in steps)
+    one = _Phases(window, stride, 1, 1)
+    most = max(1, PHASE_BYTES // (x.dtype.itemsize * max(1, one.cells)))
+    if most < channels:
+        return _Phases(window, stride, 1, most)
+    return _Phases(window, stride, max(1, min(-(-batch // LANES), most // max(1, channels))), channels)
+
+
 def _max_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-    """For each lane, a mask and a product."""
-    window, batch, channels = _window(op, inputs[0])
-    size = _largest(_blocks(window, batch, channels, inputs[0].dtype)) * channels * math.prod(window.output)
-    return [spec((size,), np.bool_), spec((size,), inputs[0].dtype)] * LANES
+    """For each lane, one phase of X, of Y, of dY, of dX, products, and a mask."""
+    cells, dtype = _phases(op, inputs[0]).cells, inputs[0].dtype
+    return [spec((cells,), kind) for kind in (*[dtype] * 5, np.dtype(np.bool_))] * LANES
 
 
-class _Tap(NamedTuple):
-    """Views for one position inside the window, of equal shape: where it lies inside of the image."""
+class _Phase(NamedTuple):
+    """Views that serve one phase of a block."""
 
-    image: Array
-    result: Array
-    gradient: Array  #: bit patterns
-    mask: Array
-    selected: Array  #: bit patterns of the product
-    product: Array
-    target: Array
+    image: tuple[Array, Array]  #: where X is copied to, and X
+    target: tuple[Array, Array]  #: dX, and what is copied there
+    unclean: Array  #: what no position of the window writes first
+    taps: list[tuple[Array, Array, bool]]  #: X, bit patterns of dX, and whether they are written first
 
 
 @kernel(*_types("Max", "Gradient"), binds=True, scratch=_max_gradient_scratch)
@@ -189,43 +272,94 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     All that tie for a maximum get the gradient, as in Caffe2.
     """
     (dx,) = outputs
+    plan = _phases(ctx.op, dx)
     window, batch, channels = _window(ctx.op, dx)
-    arrays = [_canonical(window, a) for a in (*inputs, dx)]
-    apart = all(s >= k for s, k in zip(window.stride, window.kernel, strict=True))
-    # Bit patterns times 0 or 1 select: infinite gradients must not become NaN elsewhere.
-    bits = np.dtype(f"i{dx.dtype.itemsize}")
-    blocks: list[tuple[Array | None, list[_Tap]]] = []
-    for number, (first, last) in enumerate(_blocks(window, batch, channels, dx.dtype)):
-        x, y, dy, target = (a[:, first:last] for a in arrays)
-        memory = ctx.scratch[2 * (number % LANES) :][:2]
-        mask, part = (_stage(window, m, last - first, channels, window.output) for m in memory)
-        taps = []
-        for tap in itertools.product(*map(range, window.kernel)):
-            found = tap_slices(window, tap)
-            if found is not None:
-                inside: Index = (slice(None), slice(None), *found[0])
-                source: Index = (slice(None), slice(None), *found[1])
-                into = target[source]
-                product = into if apart else part[inside]
-                gradient, selected = dy[inside].view(bits), product.view(bits)
-                taps.append(_Tap(x[source], y[inside], gradient, mask[inside], selected, product, into))
-        covered = apart and sum(tap.target.size for tap in taps) == target.size
-        blocks.append((None if covered else target, taps))
-
-    def run_lane(lane: int) -> None:
-        for unclean, taps in blocks[lane::LANES]:
-            if unclean is not None:
-                unclean.fill(0)
-            for tap in taps:
-                np.equal(tap.image, tap.result, out=tap.mask)
-                np.multiply(tap.gradient, tap.mask, out=tap.selected)
-                if not apart:
-                    np.add(tap.target, tap.product, out=tap.target)
-
-    lanes = [functools.partial(run_lane, lane) for lane in range(LANES)]
+    found = {
+        phase: plan.slices(phase)
+        for phase in itertools.product(*(range(min(k, s)) for _, k, s in plan._axes(window.kernel)))
+    }
+    covered = math.prod(window.image) == sum(
+        math.prod(len(range(s.start, s.stop, s.step)) for s in slices[1])
+        for slices in found.values()
+        if slices
+    )
+    lanes: list[list[Run]] = [[] for _ in range(LANES)]
+    starts = itertools.product(range(0, batch, plan.images), range(0, channels, plan.channels))
+    for number, (image, channel) in enumerate(starts):
+        lane = number % LANES
+        at: Index = (slice(image, image + plan.images), slice(channel, channel + plan.channels))
+        if window.channels_last:
+            at = (at[0], *[slice(None)] * window.rank, at[1])
+        x, y, dy, target = (a[at] for a in (*inputs, dx))
+        memory = ctx.scratch[6 * lane :][:6]
+        lanes[lane].append(_phase_step(plan, found, covered, (x, y, dy, target), memory))
     # A comparison, a selection and a sum take about as long as this many multiplications in a matrix product.
     work = 40 * inputs[1].size * window.taps
-    return functools.partial(run_lanes, lanes, work)
+    return functools.partial(run_lanes, [_in_turn(lane) for lane in lanes], work)
+
+
+def _phase_step(
+    plan: _Phases, found: dict[Shape, Any], covered: bool, block: Arrays, memory: Sequence[Array]
+) -> Run:
+    """The gradient of one block of images and channels."""
+    x, y, dy, dx = block
+    images, channels = x.shape[0], x.shape[-1 if plan.window.channels_last else 1]
+    plan = replace(plan, images=images, channels=channels)
+    count = plan.cells - plan.shift(plan.far)
+    bits = np.dtype(f"i{x.dtype.itemsize}")
+    outputs, copies = [], []
+    for tensor, flat in zip((y, dy), memory[1:3], strict=True):
+        if plan.pitch == plan.window.output and tensor.flags.c_contiguous:
+            outputs.append(tensor.reshape(-1))
+            continue
+        inner = plan.within(tuple(slice(0, n) for n in plan.window.output))
+        copies.append((plan.view(flat, images, channels)[inner], tensor))
+        outputs.append(flat[:count])
+    result, gradient = outputs[0], outputs[1].view(bits)
+    # Between rows, the gradient is zero.
+    gap = memory[2][:count] if plan.pitch != plan.window.output else None
+    from_x, into, product = memory[0][: plan.cells], memory[3][: plan.cells], memory[4][:count]
+    mask = memory[5][:count]
+    phases = []
+    for phase, slices in found.items():
+        if slices is None:
+            continue
+        inside, source = (plan.within(s) for s in slices)
+        shifts = plan.shifts(phase)
+        taps = [(from_x[s : s + count], into[s : s + count], number == 0) for number, s in enumerate(shifts)]
+        phases.append(
+            _Phase(
+                (plan.view(from_x, images, channels)[inside], x[source]),
+                (dx[source], plan.view(into, images, channels)[inside]),
+                into[count:],
+                taps,
+            )
+        )
+    flags, selected = mask.view(np.int8), product.view(bits)
+
+    def run() -> None:
+        if gap is not None:
+            gap.fill(0)
+        for copy, original in copies:
+            np.copyto(copy, original)
+        if not covered:
+            dx.fill(0)
+        for phase in phases:
+            np.copyto(*phase.image)
+            phase.unclean.fill(0)
+            for values, total, first in phase.taps:
+                np.equal(values, result, out=mask)
+                # Bit patterns AND all ones or all zeros: infinite gradients leave no NaN elsewhere.
+                np.negative(flags, out=flags)
+                np.copyto(selected, flags)
+                if first:
+                    np.bitwise_and(gradient, selected, out=total.view(bits))
+                else:
+                    np.bitwise_and(gradient, selected, out=selected)
+                    np.add(total, product, out=total)
+            np.copyto(*phase.target)
+
+    return run
 
 
 def _divisors(window: Window, include_padding: bool, dtype: np.dtype) -> Array:

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gpunet.dtypes import DTypeLike, as_dtype
 from gpunet.errors import GradientError, NetError, ShapeError
-from gpunet.gradient_maker import Gradient
+from gpunet.gradient_maker import Gradient, GradientSlice
 from gpunet.gradients import backward
 from gpunet.inference import infer_operator
 from gpunet.layers import Layers
 from gpunet.net import Net
 from gpunet.operator import Operator
+from gpunet.operators.convolution import CONVOLUTIONS
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.scope import scoped
 from gpunet.specs import BlobSpec, Shape, TensorSpec
@@ -156,9 +157,16 @@ class Model(Layers):
 
     # Training
 
-    def add_gradients(self, loss: str | Sequence[str] | Mapping[str, Gradient]) -> dict[str, Gradient]:
+    def add_gradients(
+        self, loss: str | Sequence[str] | Mapping[str, Gradient], *, input_gradients: bool = False
+    ) -> dict[str, Gradient]:
         """Appends the operators that compute the gradients of ``loss`` (seeded with ones) and fills in those
         of the parameters.
+
+        Args:
+            loss: blobs to differentiate, or a mapping from them to the blobs that hold their gradients.
+            input_gradients: whether gradients of the model's inputs are wanted. Training has no use for
+                them, so the first layer leaves them out unless this is set.
 
         Returns the gradient of every blob that has one. Raises :class:`GradientError` if it was called
         before, if an operator has no gradient, or if no parameter gets one.
@@ -170,6 +178,8 @@ class Model(Layers):
         targets = [loss] if isinstance(loss, str) else loss
         length = len(self.net.proto.op)
         definitions, gradients = backward(list(self.net.proto.op), targets)
+        if not input_gradients:
+            _drop_gradients(self.inputs, definitions, gradients)
         for definition in definitions:
             self._infer(definition, self.net)
         self.net.extend(definitions)
@@ -277,6 +287,26 @@ class Model(Layers):
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {len(self.net.proto.op)} operators, {len(self.params)} parameters)"
+
+
+#: Gradient operators that may leave out their last output, the gradient of their first input.
+_OPTIONAL_LAST: Final = frozenset(f"{type}Gradient" for type in (*CONVOLUTIONS, "FC", "FCTransposed"))
+
+
+def _drop_gradients(
+    inputs: Sequence[str], definitions: Sequence[OperatorDef], gradients: dict[str, str | GradientSlice]
+) -> None:
+    """Leaves out gradients of inputs that one operator makes, and may leave out, and none reads."""
+    read = {name for definition in definitions for name in definition.input}
+    for blob in inputs:
+        gradient = gradients.get(blob)
+        makers = [d for d in definitions if gradient in d.output]
+        if gradient in read or len(makers) != 1:
+            continue
+        (maker,) = makers
+        if maker.type in _OPTIONAL_LAST and maker.input[0] == blob and maker.output[-1] == gradient:
+            maker.output.pop()
+            del gradients[blob]
 
 
 def _test_mode(op: OperatorDef) -> OperatorDef:

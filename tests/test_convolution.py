@@ -1,4 +1,4 @@
-"""Convolutions large enough for rows, tiles and lanes, against sums over windows in float64."""
+"""Convolutions and pooling large enough for blocks and lanes, against the plain definitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gpunet.cpu_fallback import convolution, lanes, threads
+from gpunet.cpu_fallback import convolution, lanes, pooling, threads
 from gpunet.cpu_fallback.tiles import plan_tiles
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
@@ -135,6 +135,53 @@ def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch
         cached.cache_clear()
     for alone, shared in zip(*results, strict=True):
         np.testing.assert_array_equal(alone, shared)
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads"),
+    [
+        ((2, 2), (2, 2), (0, 0, 0, 0)),
+        ((3, 3), (2, 2), (1, 1, 1, 1)),
+        ((3, 2), (1, 3), (2, 0, 1, 1)),
+        ((5, 5), (2, 1), (0, 2, 1, 2)),
+        ((1, 2), (3, 3), (0, 0, 0, 0)),
+        ((13, 14), (1, 1), (0, 0, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("phase_bytes", [1, 3000, 1 << 16])
+def test_gradients_of_maxima_over_blocks(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, ...],
+    order: str,
+    phase_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Blocks of channels, of images and of all; with ties, and with infinite values and gradients."""
+    monkeypatch.setattr(pooling, "PHASE_BYTES", phase_bytes)
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 9, (5, 3, 13, 14)).astype(np.float32)
+    x[1, :, 3:5, 2] = np.inf
+    padded = np.pad(x, [(0, 0), (0, 0), pads[::2], pads[1::2]], constant_values=-np.inf)
+    axes = (2, 3)
+    cut = np.lib.stride_tricks.sliding_window_view(padded, kernel, axes)[:, :, :: stride[0], :: stride[1]]
+    y = cut.max((-2, -1))
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    dy[0, 1, 0, 0] = np.inf
+    spread = np.zeros_like(padded)
+    for at in np.ndindex(*kernel):
+        into = np.lib.stride_tricks.sliding_window_view(spread, kernel, axes, writeable=True)
+        np.add.at(into[:, :, :: stride[0], :: stride[1]], (..., *at), np.where(cut[(..., *at)] == y, dy, 0))
+    wanted = spread[:, :, pads[0] : pads[0] + 13, pads[1] : pads[1] + 14]
+    args = {"kernels": list(kernel), "strides": list(stride), "pads": list(pads), "order": order}
+    definition = make_operator("MaxPoolGradient", ["x", "y", "dy"], ["dx"], **args)
+    inputs = [x, y, dy]
+    if order == "NHWC":
+        inputs = [np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in inputs]
+        wanted = np.moveaxis(wanted, 1, -1)
+    (found,) = execute(definition, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-5)
 
 
 def test_an_error_in_a_lane_is_raised():

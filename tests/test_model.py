@@ -98,6 +98,38 @@ def test_gradients_come_once_and_last():
         model.relu("fc", "late")
 
 
+@pytest.mark.parametrize("layer", ["conv", "fc"])
+def test_the_first_layer_makes_no_gradient_of_its_input_unless_asked(layer: str):
+    results = []
+    for wanted in (False, True):
+        model = gpunet.Model()
+        x = model.input("data", (4, 1, 8, 8))
+        x = model.conv(x, "first", 3, 3) if layer == "conv" else model.fc(x, "first", 3)
+        model.add("AveragedLoss", model.add("Sqr", x, "y"), "loss")
+        gradients = model.add_gradients("loss", input_gradients=wanted)
+        assert gradients.get("data") == ("data_grad" if wanted else None)
+        ws = fed(model)
+        ws.run_once(model.net)
+        assert ws.has("data_grad") == wanted
+        results.append([ws.fetch(name) for name in ("first_w_grad", "first_b_grad")])
+    for without, beside in zip(*results, strict=True):
+        np.testing.assert_array_equal(without, beside)
+
+
+def test_gradients_of_inputs_that_others_read_or_add_up_stay():
+    model = gpunet.Model()
+    x = model.input("data", (4, 6))
+    model.fc(model.relu(x, "positive"), "a", 6)
+    model.add("AveragedLoss", model.add("Sub", ["a", model.fc(x, "b", 6)], "y"), "loss")
+    assert model.add_gradients("loss")["data"] == "data_grad"
+    ws = gpunet.Workspace("cpu", seed=3)
+    ws.run_once(model.init_net)
+    ws.feed("data", np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32))
+    ws.run_once(model.net)
+    expected = (ws.fetch("data") > 0) * ws.fetch("a_w").sum(0) - ws.fetch("b_w").sum(0)
+    np.testing.assert_allclose(ws.fetch("data_grad"), expected / 24, rtol=1e-5, atol=1e-7)
+
+
 def test_a_loss_without_parameters_is_refused():
     model = gpunet.Model()
     x = model.input("x", (2, 6))
@@ -143,7 +175,9 @@ def test_unknown_shapes_are_said():
 
 def test_inference_over_a_whole_net():
     model = small()
-    known = {n: (s.shape, s.dtype) for n, s in model.specs.items() if n in [*model.inputs, *model.saved_blobs()]}
+    known = {
+        n: (s.shape, s.dtype) for n, s in model.specs.items() if n in [*model.inputs, *model.saved_blobs()]
+    }
     found = gpunet.infer(model.net, known)
     assert found["softmax"] == ((4, 10), np.dtype("float32")) and found["loss"] == ((), np.dtype("float32"))
     known["data"] = ((9, 1, 8, 8), "float32")
