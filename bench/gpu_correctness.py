@@ -1,0 +1,273 @@
+"""Sections of the check on a GPU: whether it computes what the CPU does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpunet
+from gpunet import gradient_check
+from gpunet.backends import Backend
+from gpunet.cuda_kernels import cudnn, nvrtc, signature
+from gpunet.definitions import make_operator
+from gpunet.errors import DeviceError, GpunetError, GradientError
+from gpunet.mixed_precision import SKIPPED, add_scaled_gradients, to_half
+from gpunet.optimizers import SGD
+from gpunet.proto import NetDef
+from gpunet.zoo import build
+
+from .gpu_records import Place, Record
+from .training import CASES, CLASSES, DECAY, MOMENTUM, RATE, Case, batch
+
+ENGINES = ("simple", "async_scheduling", "graph")
+#: Algorithms of cuDNN (Winograd, FFT) round more than a plain sum.
+LIBRARY_TOLERANCE = 1e-4
+
+
+def device(place: Place) -> Iterator[Record]:
+    """What is there. Raises DeviceError if the device is not."""
+    found = place.backend
+    free, total = found.memory_info()
+    yield Record("device", True, detail=_describe(found))
+    if total:
+        yield Record("memory", value=total / 2**30, unit="GiB", detail=f"{free / 2**30:.1f} GiB are free")
+    for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy", "nvidia-cudnn-frontend", "nvmath-python"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield Record(name, detail=importlib.metadata.version(name))
+    try:
+        yield Record("cuDNN", detail=" and front end ".join(cudnn.versions()))
+    except DeviceError as error:
+        yield Record("cuDNN", detail=str(error))
+    try:
+        yield Record("NVRTC", detail=".".join(map(str, nvrtc.bindings().getVersion())))
+    except DeviceError as error:
+        yield Record("NVRTC", detail=str(error))
+
+
+def _describe(found: Backend) -> str:
+    cuda = getattr(found, "cuda", None)
+    if cuda is None:
+        return f"{found.device}: simulated"
+    parts = [f"{found.device}: compute capability {getattr(found, 'capability', 0) / 10}"]
+    try:
+        name = cuda.runtime.getDeviceProperties(found.device.index)["name"]
+        parts.append(name.decode() if isinstance(name, bytes) else str(name))
+        parts.append(f"driver for CUDA {cuda.runtime.driverGetVersion() / 1000:g}")
+        parts.append(f"runtime of CUDA {cuda.runtime.runtimeGetVersion() / 1000:g}")
+    except Exception as error:  # only words are missing then
+        parts.append(f"not described: {error}")
+    return ", ".join(parts)
+
+
+def compilation(place: Place) -> Iterator[Record]:
+    """Compiles and loads every kernel: what comes later then finds them in the cache."""
+    modules = sorted({module for module, _ in signature.declared})
+    capability = getattr(place.backend, "capability", None)
+    start = time.perf_counter()
+    if capability is not None:
+        arch = nvrtc.supported(capability)
+        with ThreadPoolExecutor() as pool:
+            cubins = {m: pool.submit(nvrtc.compile_module, m, arch) for m in modules}
+        errors = {m: c.exception() for m, c in cubins.items()}
+        good = [c.result() for m, c in cubins.items() if errors[m] is None]
+        spilled = [name for c in good for name, u in c.usage.items() if u.spill_stores]
+        yield Record(
+            f"{len(modules)} modules for sm_{arch}",
+            value=time.perf_counter() - start,
+            unit="s",
+            detail=f"{len(spilled)} functions spill registers {' '.join(spilled[:5])}",
+        )
+    for module in modules[:: 8 if place.quick else 1]:
+        if place.late:
+            return
+        yield _loaded(place, module)
+
+
+def _loaded(place: Place, module: str) -> Record:
+    names = sorted(nvrtc.declared_functions(module))
+    try:
+        for name in names:
+            place.backend.function(module, name)
+    except GpunetError as error:
+        return Record(f"{module}.cu", False, detail=str(error))
+    return Record(f"{module}.cu", True, detail=f"{len(names)} functions")
+
+
+def cases() -> list[Any]:
+    """The rows of the operator tables, from the checkout; none where there is no checkout."""
+    root = Path(gpunet.__file__).resolve().parent.parent
+    folder = root / "tests" / "operators"
+    if not folder.is_dir():
+        return []
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    found = []
+    for path in sorted(folder.glob("cases_*.py")):
+        module = importlib.import_module(f"tests.operators.{path.stem}")
+        found += [case for case in module.CASES if case.raises is None]
+    return found
+
+
+def operators(place: Place) -> Iterator[Record]:
+    """Each row of the tables, and the operators of its gradient, against the CPU."""
+    rows = cases()
+    if not rows:
+        yield Record("operator tables", detail="not there: this is no checkout, tests/operators is missing")
+        return
+    rows = rows[:: 37 if place.quick else 1]
+    for index, case in enumerate(rows):
+        if index < place.skip:
+            continue
+        if place.late:
+            yield Record(
+                "further rows", detail=f"{len(rows) - index} of {len(rows)} were not reached in time"
+            )
+            return
+        place.begin(case.name())
+        yield _operator(case, place)
+
+
+def _operator(case: Any, place: Place) -> Record:
+    definition = case.definition()
+    least = case.rtol if case.rtol > type(case).rtol else 0.0
+    if "Conv" in case.type and not place.simulated:
+        least = max(least, LIBRARY_TOLERANCE)
+    steps = [(definition, list(case.inputs))]
+    of = None if case.grad_outputs is None else [definition.output[o] for o in case.grad_outputs]
+    worst, ran = 0.0, []
+    try:
+        if case.outputs and gradient_check.has_gradient(definition):
+            # Where the arguments leave no gradient there is nothing to compare.
+            with contextlib.suppress(GradientError):
+                steps += gradient_check.gradient_steps(
+                    definition, case.inputs, of=of, may_fail=case.gradient == ()
+                )
+        for step, inputs in steps:
+            error = gradient_check.compare_devices(step, inputs, place.device, least)
+            if error is not None:
+                ran.append(step.type)
+                worst = max(worst, error)
+    except GpunetError as error:
+        return Record(case.name(), False, detail=str(error))
+    if not ran:
+        why = gradient_check.runs_on(definition, case.inputs, place.device)
+        return Record(case.name(), detail=f"stays on the CPU: {why}")
+    return Record(case.name(), True, worst, "of the allowed", ", ".join(ran))
+
+
+def random_bits(place: Place) -> Iterator[Record]:
+    """Fills and dropout draw the same bits as on the CPU, step by step, with every engine."""
+    size = 1000 if place.quick else 1_000_001
+    net = NetDef(
+        name="random",
+        op=[
+            make_operator("UniformFill", [], ["uniform"], shape=[size], min=-1.0, max=2.0),
+            make_operator("UniformIntFill", [], ["whole"], shape=[size], min=-5, max=1000),
+            make_operator("GaussianFill", [], ["normal"], shape=[size]),
+            make_operator("Dropout", ["uniform"], ["kept", "mask"], ratio=0.3),
+        ],
+    )
+    steps = 3
+
+    def draw(name: str, engine: str) -> dict[str, np.ndarray]:
+        workspace = gpunet.Workspace(name, seed=9, strict=True)
+        workspace.create(net, engine=engine)
+        workspace.run("random", steps)
+        return {blob: workspace.fetch(blob) for blob in ("uniform", "whole", "normal", "mask")}
+
+    want = draw("cpu", "simple")
+    for engine in ENGINES:
+        found = draw(place.device, engine)
+        for blob, values in want.items():
+            differ = int((found[blob] != values).sum())
+            close = np.allclose(found[blob], values, rtol=1e-5, atol=1e-6)
+            # A normal draw goes through a logarithm and a sine, where libraries differ in the last place.
+            good = close if blob == "normal" else differ == 0
+            title, words = f"{blob}, step {steps}, {engine}", f"{differ} of {size} elements differ"
+            yield Record(title, bool(good), detail=words)
+
+
+def model(case: Case, half: bool) -> gpunet.Model:
+    """A model of the zoo with gradients and updates; ``half`` trains in float16."""
+    made = build(case.model, (case.channels, case.side, case.side), CLASSES)
+    if half:
+        to_half(made)
+        add_scaled_gradients(made, "loss")
+    else:
+        made.add_gradients("loss")
+    SGD(learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY).apply(made)
+    return made
+
+
+def losses(case: Case, device: str, steps: int, *, half: bool = False, **options: Any) -> list[float]:
+    """The losses of the first steps."""
+    made = model(case, half)
+    workspace = gpunet.Workspace(device, seed=1)
+    workspace.run_once(made.init_net)
+    gradient_check.feed(workspace, ["data", "label"], batch(case))
+    net = workspace.create(made.net, **options)
+    found = []
+    for _ in range(steps):
+        workspace.run(net)
+        found.append(float(workspace.fetch("loss")))
+    if half and int(workspace.fetch(SKIPPED)[0]):
+        raise DeviceError(f"{int(workspace.fetch(SKIPPED)[0])} steps overflowed in float16")
+    return found
+
+
+def training(place: Place) -> Iterator[Record]:
+    """LeNet and ResNet-20 have the CPU's losses, with every engine, in float32 and float16."""
+    steps = 2 if place.small else 8
+    for case in CASES:
+        case = case._replace(batch=4, side=min(case.side, 16)) if place.small else case
+        for half in (False, True):
+            want = losses(case, "cpu", steps, half=half)
+            limit = (1e-5 if place.simulated else 1e-3) if not half else 2e-2
+            for engine in ENGINES if not half else ("simple",):
+                if place.late:
+                    yield Record("further nets", detail="not reached in time")
+                    return
+                title = f"{case.title}, {'float16' if half else 'float32'}, {engine}"
+                try:
+                    got = losses(case, place.device, steps, half=half, engine=engine)
+                except GpunetError as error:
+                    yield Record(title, False, detail=str(error))
+                    continue
+                error = float(np.max(np.abs(np.subtract(got, want)) / np.abs(want)))
+                shown = f"losses {_shown(got)}, on the CPU {_shown(want)}"
+                yield Record(title, bool(error <= limit), error, f"relative, {limit:g} allowed", shown)
+
+
+def _shown(values: list[float]) -> str:
+    return f"{values[0]:.6g} to {values[-1]:.6g}"
+
+
+def graphs(place: Place) -> Iterator[Record]:
+    """A net is captured once and replayed, with the bits of a run that is not captured."""
+    case = CASES[0]._replace(batch=4, side=16) if place.small else CASES[0]
+    results = {}
+    for engine in ("simple", "graph"):
+        made = model(case, half=False)
+        workspace = gpunet.Workspace(place.device, seed=1)
+        workspace.run_once(made.init_net)
+        gradient_check.feed(workspace, ["data", "label"], batch(case))
+        net = workspace.create(made.net, engine=engine)
+        workspace.run(net, 5)
+        results[engine] = {p.name: workspace.fetch(p.name) for p in made.params}
+        if engine == "graph":
+            replays = [getattr(s.execute, "replays", 0) for s in workspace.program(net).segments()]
+            words = f"graphs were launched {replays} times"
+            yield Record(f"{case.title}, 5 runs", any(replays), detail=words)
+    pairs = [(name, x, results["graph"][name]) for name, x in results["simple"].items()]
+    different = [name for name, x, y in pairs if not np.array_equal(x, y)]
+    words = f"differ in bits: {', '.join(different) or 'none'}"
+    yield Record("parameters after 5 steps, graph and simple", not different, detail=words)

@@ -1,0 +1,123 @@
+"""The check on a GPU, on the simulated device: all sections to their end, and what breaks one of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpunet.bench import gpu_check
+from gpunet.bench.gpu_records import Section
+from gpunet.cuda_kernels.sim import toolchain
+from gpunet.devices import gpu_count
+
+needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+
+#: Sections that go wrong in every way, in processes of their own.
+SCRIPT = """
+import os, time
+from gpunet.bench import gpu_check
+from gpunet.bench.gpu_records import Record, Section
+
+def breaks(place):
+    yield Record("before", True)
+    raise ValueError("no luck")
+
+def crashes(place):
+    for number in range(place.skip, 4):
+        place.begin(f"case {number}")
+        if number == 1:
+            os._exit(9)
+        if number == 2:
+            time.sleep(60)
+        yield Record(f"case {number}", True)
+
+def dies(place):
+    yield Record("before", True)
+    print("an ugly end", flush=True)
+    os._exit(7)
+
+def measures(place):
+    yield Record("speed", value=2.0, unit="ms")
+
+gpu_check.SECTIONS = [Section(f.__name__, "", f, 30) for f in (breaks, crashes, dies, measures)]
+gpu_check.main()
+"""
+
+
+def invoke(*arguments: str, code: int) -> str:
+    done = CliRunner().invoke(gpu_check.main, list(arguments))
+    assert done.exit_code == code, done.output + repr(done.exception)
+    return done.output
+
+
+def sections(path: Path) -> dict[str, Any]:
+    return {section["name"]: section for section in json.loads(path.read_text())["sections"]}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_everything_on_the_simulated_device(tmp_path: Path) -> None:
+    shown = invoke("--device", "sim:0", "--quick", "--json", str(tmp_path / "out.json"), code=0)
+    assert "nothing failed" in shown
+    found = sections(tmp_path / "out.json")
+    assert list(found) == [section.name for section in gpu_check.SECTIONS]
+    for section in found.values():
+        assert section["status"] in ("ok", "measured"), section
+        assert section["records"], section["name"]
+    operators = found["operators"]["records"]
+    assert sum(record.get("ok", False) for record in operators) > 20
+    assert any("graphs were launched [4] times" in r["detail"] for r in found["graphs"]["records"])
+    assert {"float32", "float16"} <= {r["case"].split(", ")[2] for r in found["training"]["records"]}
+
+
+@needs_compiler
+def test_one_section(tmp_path: Path) -> None:
+    arguments = ["--device", "sim:0", "--quick", "--only", "random", "--json", str(tmp_path / "out.json")]
+    shown = invoke(*arguments, code=0)
+    assert "0 of 1000 elements differ" in shown
+    found = sections(tmp_path / "out.json")
+    assert list(found) == ["device", "random"]
+    assert {record["ok"] for record in found["random"]["records"]} == {True}
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    assert "Error: cuda:0 cannot be used: " in invoke("--quick", code=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cpu", "is what others are compared with"), ("tpu:1", "unknown device 'tpu:1'")],
+)
+def test_devices_that_are_refused(device: str, message: str) -> None:
+    assert message in invoke("--device", device, code=1)
+
+
+def test_sections_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(gpu_check, "CHILD", (sys.executable, str(script)))
+    monkeypatch.setattr(gpu_check, "STALL", 2.0)
+    found = {
+        name: gpu_check.check_section(Section(name, "", lambda place: iter(()), 30), "sim:0", True, 30)
+        for name in ("breaks", "crashes", "dies", "measures")
+    }
+    assert [r.case for r in found["breaks"].records] == ["before"]
+    assert found["breaks"].message == "ValueError: no luck"
+    assert 'raise ValueError("no luck")' in found["breaks"].traceback
+    assert [(r.case, r.ok, r.detail) for r in found["crashes"].records] == [
+        ("case 0", True, ""),
+        ("case 1", False, "the process ended with status 9 in this case"),
+        ("case 2", False, "the process made no progress for 2 s and was ended in this case"),
+        ("case 3", True, ""),
+    ]
+    assert found["crashes"].message == ""
+    assert found["dies"].message == "the process ended with status 7: an ugly end"
+    assert [r.status for r in found.values()] == ["failed", "failed", "failed", "measured"]
+    assert found["measures"].as_dict()["records"] == [{"case": "speed", "value": 2.0, "unit": "ms"}]
+    assert gpu_check.table(list(found.values())).row_count == 13
