@@ -46,7 +46,7 @@ def log(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) ->
     x, (y,) = inputs[0], outputs
     if args.epsilon <= 0:
         return partial(np.log, x, y)
-    return in_turn(partial(np.maximum, x, constant(args.epsilon, x), y), partial(np.log, y, y))
+    return in_turn(partial(np.maximum, x, constant(args.epsilon, x), out=y), partial(np.log, y, y))
 
 
 @kernel("Sign", binds=True)

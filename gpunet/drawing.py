@@ -209,6 +209,9 @@ def _layout(picture: Diagram) -> _Layout:
         height = max((place.height for place in layer), default=0.0)
         for place in layer:
             place.y = y + height / 2
+            if place.box is None:
+                # An edge passes upright, so that it stays clear of the boxes beside it.
+                place.height = height
         y += height + _LAYER_GAP
     width = max((p.x + p.width / 2 for layer in layers for p in layer), default=0.0) + _MARGIN
     return _Layout(layers, paths, width, y - _LAYER_GAP + _MARGIN)
@@ -381,7 +384,8 @@ def _shape_text(label: str, x: float, y: float) -> str:
 
 def _ends(path: Sequence[_Place]) -> list[tuple[float, float]]:
     points = [(path[0].x, path[0].y + path[0].height / 2)]
-    points += [(place.x, place.y) for place in path[1:-1]]
+    for place in path[1:-1]:
+        points += [(place.x, place.y - place.height / 2), (place.x, place.y + place.height / 2)]
     return [*points, (path[-1].x, path[-1].y - path[-1].height / 2)]
 
 

@@ -85,7 +85,18 @@ def _exp_gradient(g: GradientBuilder) -> list[OperatorDef]:
 
 
 def _log_gradient(g: GradientBuilder) -> list[OperatorDef]:
-    return g.single("Div", [g.output_grad(0), g.input(0)], [g.input_grad(0)])
+    """``dX = dY / X``; with a guard, that of ``ln(max(X, epsilon))``: 0 where X is not above epsilon."""
+    g.copy_arguments = False
+    x, dy, dx = g.input(0), g.output_grad(0), g.input_grad(0)
+    epsilon = g.args.epsilon
+    if epsilon <= 0:
+        return g.single("Div", [dy, x], [dx])
+    guarded = f"{dx}_autogen_guarded"
+    return [
+        g.make("Clip", [x], [guarded], min=epsilon),
+        g.make("Div", [dy, guarded], [dx]),
+        g.make("ClipGradient", [guarded, dx], [dx], min=epsilon),
+    ]
 
 
 def _of_gradient(type: str) -> GradientFunction:
@@ -113,7 +124,13 @@ _LIMITS = (
 _unary("Sqr", "X^2", _sqr_gradient)
 _unary("Sqrt", "sqrt(X)", _sqrt_gradient)
 _unary("Exp", "exp(X)", _exp_gradient, flops=4)
-_unary("Log", "ln(X)", _log_gradient, flops=4)
+_unary(
+    "Log",
+    "ln(X)",
+    _log_gradient,
+    flops=4,
+    args=[Float("epsilon", 0.0, "above 0: the logarithm of max(X, epsilon), which is finite for X = 0")],
+)
 _unary("Abs", "|X|", _abs_gradient, inplace=False)
 _unary("Sign", "-1, 0 or 1 by the sign of X", NOT_DIFFERENTIABLE, types=NUMBERS, inplace=False)
 _unary("Negative", "-X", _of_gradient("Negative"), types=NUMBERS)

@@ -90,6 +90,22 @@ CASES += [
         reference=lambda x, dy: np.array([0, -3, 4, 0])[: len(x)],
         id="at-zero",
     ),
+    OpCase(
+        "Log",
+        [np.array([[0.0, -2.0, 1e-4], [0.5, 2.0, np.nan]], np.float32)],
+        {"epsilon": 1e-3},
+        reference=each(lambda x: math.log(max(x, 1e-3))),  # NaN comes first, so max keeps it
+        gradient=(),  # no differences at NaN
+        id="guarded",
+    ),
+    OpCase("Log", [away(3, 4)], {"epsilon": 0.1}, reference=each(lambda x: math.log(max(x, 0.1)))),
+    OpCase(
+        "Log",
+        [away(3, 4).astype(np.float16)],
+        {"epsilon": 0.125},
+        reference=each(lambda x: math.log(max(x, 0.125))),
+        id="guarded-half",
+    ),
     OpCase("AbsGradient", [away(3), away(4)], raises=(ShapeError, "input dY (float32 4)"), id="shapes"),
     OpCase("Scale", [away(3, 2)], reference=lambda x: x, id="default"),
     *(OpCase("Scale", [away(*s)], {"scale": -2.5}, reference=each(lambda x: x * -2.5)) for s in SHAPES),
