@@ -73,7 +73,8 @@ def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
 # data, then over the images in float64.
 
 
-def _fold(array: Array, order: str) -> Array:
+def fold(array: Array, order: str) -> Array:
+    """The array as (images, channels, pixels), or (images, pixels, channels) where channels are last."""
     n = array.shape[0]
     if order == "NHWC":
         return array.reshape(n, math.prod(array.shape[1:-1]), array.shape[-1])
@@ -82,7 +83,8 @@ def _fold(array: Array, order: str) -> Array:
     return array.reshape(n, array.shape[1], math.prod(array.shape[2:]))
 
 
-def _channels_last(array: Array, order: str) -> bool:
+def channels_last(array: Array, order: str) -> bool:
+    """Whether :func:`fold` leaves the channels in the last dimension."""
     return order == "NHWC" or array.ndim == 2
 
 
@@ -139,8 +141,8 @@ def _spread(values: Array, x: Array, last: bool) -> Array:
 def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """``Y = scale (X - mean) / sqrt(var + epsilon) + bias`` by channel."""
     scale, bias, running_mean, running_var = inputs[1:5]
-    last = _channels_last(inputs[0], args.order)
-    x, y = widened(_fold(inputs[0], args.order)), _fold(outputs[0], args.order)
+    last = channels_last(inputs[0], args.order)
+    x, y = widened(fold(inputs[0], args.order)), fold(outputs[0], args.order)
     if args.is_test:
         mean, inv_std = running_mean, running_var
         if not args.inverted:
@@ -180,9 +182,9 @@ def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCont
 def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``."""
     scale, mean, inv_std = inputs[1], inputs[3].astype(np.float64), inputs[4].astype(np.float64)
-    last = _channels_last(inputs[0], args.order)
-    x, dy = (widened(_fold(inputs[i], args.order)) for i in (0, 2))
-    dx = _fold(outputs[0], args.order)
+    last = channels_last(inputs[0], args.order)
+    x, dy = (widened(fold(inputs[i], args.order)) for i in (0, 2))
+    dx = fold(outputs[0], args.order)
     if x.size == 0:
         outputs[1][...] = outputs[2][...] = 0
         return

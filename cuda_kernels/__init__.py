@@ -5,6 +5,7 @@ It needs no GPU, no CUDA and no compiler.
 """
 
 from gpunet.cuda_kernels import activation as activation
+from gpunet.cuda_kernels import bucket as bucket
 from gpunet.cuda_kernels import comparison as comparison
 from gpunet.cuda_kernels import conv_direct as conv_direct
 from gpunet.cuda_kernels import convolution as convolution
@@ -15,6 +16,7 @@ from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
 from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import fused as fused
+from gpunet.cuda_kernels import gradient_compression as gradient_compression
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import loss as loss

@@ -90,7 +90,8 @@ __device__ inline void pack_chunks(const Chunks& table, int64 chunks, const int6
     const T* x = table.data<const T>(c);
     GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
       const auto value = load(x, i);
-      put(buffer, places[c] + i, factor == nullptr ? value : value * by);
+      // A factor of 0 makes zeros of infinite and NaN values too.
+      put(buffer, places[c] + i, factor == nullptr ? value : by == 0 ? decltype(value * by)(0) : value * by);
     }
   }
 }

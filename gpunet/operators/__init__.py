@@ -1,6 +1,7 @@
 """Operator schemas, one module a family; importing this package registers all of them."""
 
 from gpunet.operators import activation as activation
+from gpunet.operators import bucket as bucket
 from gpunet.operators import comparison as comparison
 from gpunet.operators import convolution as convolution
 from gpunet.operators import copying as copying
@@ -10,6 +11,7 @@ from gpunet.operators import fill as fill
 from gpunet.operators import folding as folding
 from gpunet.operators import function as function
 from gpunet.operators import fused as fused
+from gpunet.operators import gradient_compression as gradient_compression
 from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining
 from gpunet.operators import learning_rate as learning_rate
@@ -23,6 +25,7 @@ from gpunet.operators import reduction as reduction
 from gpunet.operators import shaping as shaping
 from gpunet.operators import softmax as softmax
 from gpunet.operators import sparse_optimizer as sparse_optimizer
+from gpunet.operators import sync_batch_norm as sync_batch_norm
 from gpunet.operators import total as total
 from gpunet.operators import unary as unary
 from gpunet.operators import variadic as variadic

@@ -1,0 +1,20 @@
+"""Launchers of buckets: one launch for all tensors (:mod:`gpunet.cuda_kernels.multi_tensor`)."""
+
+from __future__ import annotations
+
+from gpunet.arguments import Arguments
+from gpunet.cuda_kernels.multi_tensor import TensorList
+from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.kernels import KernelContext, kernel
+
+
+@kernel("PackBucket", device="cuda", binds=True)
+def pack_bucket(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``bucket = factor * tensors``."""
+    return TensorList(inputs[1:]).pack(ctx, outputs[0], inputs[0])
+
+
+@kernel("UnpackBucket", device="cuda", binds=True)
+def unpack_bucket(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """The tensors from their places in the bucket."""
+    return TensorList(outputs).unpack(ctx, inputs[0])

@@ -1,0 +1,173 @@
+"""Table rows of gradient compression."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpunet.errors import ArgumentError, KernelError, ShapeError
+from tests.op_check import OpCase
+
+rng = np.random.default_rng(32)
+
+
+def vector(size: int) -> np.ndarray:
+    return rng.normal(size=size).astype(np.float32)
+
+
+def rounded(bucket, error):
+    wanted = (bucket.astype(np.float32) + error.astype(np.float32)).astype(np.float32)
+    sent = wanted.astype(np.float16).astype(np.float32)
+    return sent, np.where(np.isfinite(sent), wanted - sent, 0)
+
+
+# A matrix of rank 2, three elements sent as they are, and another matrix.
+LAYOUT = {"rank": 2, "rows": [6, 3, 4], "columns": [5, 0, 7]}
+LOW = [
+    (rng.normal(size=(6, 2)) @ rng.normal(size=(2, 5))).astype(np.float32),
+    vector(3),
+    (rng.normal(size=(4, 2)) @ rng.normal(size=(2, 7))).astype(np.float32),
+]
+BUCKET = np.concatenate([np.ravel(x) for x in LOW])
+SIZE, LEFT, RIGHT = 6 * 5 + 3 + 4 * 7, 2 * (6 + 4) + 3, 2 * (5 + 7)
+
+
+def left_of(bucket, error, right):
+    bucket = bucket + error
+    a, b = right[:10].reshape(5, 2), right[10:].reshape(7, 2)
+    first, second = bucket[:30].reshape(6, 5) @ a, bucket[33:].reshape(4, 7) @ b
+    return bucket, np.concatenate([first.ravel(), second.ravel(), bucket[30:33]])
+
+
+def check_right(outputs, inputs):
+    """The rows are of rank 2, so two columns represent them exactly and leave no error."""
+    left, error, right = outputs
+    bucket = inputs[0]
+    p, q = left[:12].reshape(6, 2), right[:10].reshape(5, 2)
+    np.testing.assert_allclose(p.T @ p, np.eye(2), atol=1e-5)
+    np.testing.assert_allclose(p @ q.T, bucket[:30].reshape(6, 5), atol=1e-4)
+    np.testing.assert_allclose(error, np.zeros(SIZE), atol=1e-4)
+    np.testing.assert_array_equal(left[20:], inputs[1][20:])
+
+
+def restored(left, right):
+    p, q = left[:12].reshape(6, 2), right[:10].reshape(5, 2)
+    u, v = left[12:20].reshape(4, 2), right[10:].reshape(7, 2)
+    return np.concatenate([(p @ q.T).ravel(), left[20:], (u @ v.T).ravel()])
+
+
+def largest(bucket, velocity, error, *, count, momentum):
+    velocity = momentum * velocity + bucket
+    error = error + velocity
+    chosen = np.sort(np.argsort(-np.abs(error), kind="stable")[:count])
+    values = error[chosen].copy()
+    velocity[chosen] = error[chosen] = 0
+    return chosen, values, velocity, error
+
+
+STATE = [np.zeros(SIZE, np.float32), vector(RIGHT)]
+CASES = [
+    OpCase(
+        "RoundWithFeedback",
+        [vector(1000), vector(1000) * np.float32(1e-4)],
+        outputs=2,
+        reference=rounded,
+        empty=(0, 1),
+        id="small",
+    ),
+    OpCase(
+        "RoundWithFeedback",
+        [np.array([1e6, -1e6, 1.0001, np.inf], np.float32), np.zeros(4, np.float32)],
+        outputs=2,
+        reference=rounded,
+        empty=False,
+        id="overflow",
+    ),
+    OpCase("RoundWithFeedback", [vector(3), vector(4)], outputs=2, raises=(ShapeError, "as the bucket")),
+    OpCase(
+        "PowerSgdLeft",
+        [BUCKET, vector(SIZE), vector(RIGHT)],
+        LAYOUT,
+        outputs=2,
+        reference=left_of,
+        rtol=1e-4,
+        atol=1e-5,
+        empty=False,  # the sizes are arguments
+    ),
+    OpCase(
+        "PowerSgdLeft",
+        [vector(3), *(np.zeros(n, np.float32) for n in (3, 0))],
+        {"rows": [3], "columns": [0]},
+        outputs=2,
+        reference=lambda b, e, q: (b, b),
+        empty=False,
+        id="plain",
+    ),
+    OpCase(
+        "PowerSgdLeft",
+        [BUCKET, *STATE],
+        {**LAYOUT, "rank": 0},
+        outputs=2,
+        raises=(ArgumentError, "'rank' is 0"),
+    ),
+    OpCase(
+        "PowerSgdLeft",
+        [BUCKET, *STATE],
+        {"rank": 2, "rows": [1], "columns": [1, 2]},
+        outputs=2,
+        raises=(ArgumentError, "wanted equal numbers"),
+    ),
+    OpCase(
+        "PowerSgdRight",
+        [BUCKET, left_of(BUCKET, STATE[0], STATE[1])[1].astype(np.float32), *STATE],
+        LAYOUT,
+        outputs=3,
+        check=check_right,
+        empty=False,
+    ),
+    OpCase(
+        "PowerSgdRestore",
+        [vector(LEFT), vector(RIGHT)],
+        LAYOUT,
+        reference=restored,
+        rtol=1e-4,
+        atol=1e-5,
+        empty=False,
+    ),
+    OpCase(
+        "LargestElements",
+        [vector(200), vector(200), vector(200)],
+        {"ratio": 0.05, "momentum": 0.5},
+        outputs=4,
+        reference=lambda *x: largest(*x, count=10, momentum=0.5),
+        empty=(0, 1, 2),
+    ),
+    OpCase(
+        "LargestElements",
+        [vector(7), vector(7), vector(7)],
+        {"ratio": 1.0},
+        outputs=4,
+        reference=lambda *x: largest(*x, count=7, momentum=0.0),
+        empty=False,
+        id="all",
+    ),
+    OpCase(
+        "LargestElements",
+        [vector(7), vector(7), vector(7)],
+        {"ratio": 0.0},
+        outputs=4,
+        raises=(ArgumentError, "ratio is 0.0"),
+    ),
+    OpCase(
+        "SumElementsAtPlaces",
+        [np.array([4, 0, 4], np.int32), vector(3)],
+        {"size": 6},
+        reference=lambda p, v: np.bincount(p, v, minlength=6),
+        empty=(0, 1),
+    ),
+    OpCase(
+        "SumElementsAtPlaces",
+        [np.array([4], np.int32), vector(1)],
+        {"size": 4},
+        raises=(KernelError, "place 4 is outside"),
+    ),
+]
