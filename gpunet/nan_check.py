@@ -7,12 +7,14 @@
 
 It looks at every float output of every operator right after it has run, on every engine and device, and so
 costs about as much as copying them all to the host. Where two operators of different lanes give bad outputs
-in the same run, either may be named.
+in the same run, either may be named. Of a fused operator it sees what comes out at the end; where that is
+bad, it computes the operators of the group one by one to tell which it was.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy.typing as npt
 from gpunet.blobs import spec_of
 from gpunet.errors import KernelError
 from gpunet.observers import Call, Observer, attach
+from gpunet.operator import Operator
 from gpunet.workspace import Workspace
 
 
@@ -65,7 +68,24 @@ class NanFinder(Observer):
         parts += [
             f"input {describe(member.name, found)}" for member, found in zip(node.inputs, before, strict=True)
         ]
+        if op is not None and op.type == "FusedElementwise":
+            parts += _inside(op, before)
         return "; ".join(parts)
+
+
+def _inside(op: Operator, inputs: Sequence[Any]) -> list[str]:
+    """What is wrong inside of a fused operator: its operators one by one, on the CPU."""
+    workspace = Workspace("cpu")
+    body, rank = op.args.body, len(op.args.shape)
+    for number, (name, value) in enumerate(zip(body.external_input, inputs, strict=True)):
+        workspace.feed(name, value.reshape(op.args.operands[rank * number : rank * (number + 1)]))
+    workspace.create(body, without=["fusion"])
+    watch(workspace)
+    try:
+        workspace.run(body.name)
+    except KernelError as error:
+        return [f"inside of it: {error}"]
+    return []
 
 
 def watch(workspace: Workspace) -> None:
