@@ -24,7 +24,7 @@ def measure(effort: Effort) -> list[Row]:
 
 
 def branches(batch: int = 8, channels: int = 32, size: int = 28) -> gpunet.Model:
-    """A net like a block of Inception: branches of convolutions of several sizes, joined along the channels."""
+    """A net like a block of Inception: branches of convolutions of several sizes, joined by channels."""
     model = gpunet.Model("branches")
     x = model.input("data", (batch, channels, size, size))
     joined = []

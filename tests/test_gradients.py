@@ -36,14 +36,16 @@ def essence(definition: OperatorDef) -> tuple:
 
 @pytest.mark.parametrize("path", NETS, ids=lambda path: path.stem)
 def test_the_graph_is_that_of_caffe2(path):
-    """Forward operators of a recorded net, differentiated again: every operator, name, argument and device agrees."""
+    """Forward operators of a recorded net, differentiated again: ops, names, arguments, devices agree."""
     with np.load(path, allow_pickle=False) as recorded:
         operators = list(NetDef.FromString(recorded["net"].tobytes()).op)
     seeds = [i for i, o in enumerate(operators) if o.output and o.output[0].endswith("_autogen_grad")]
     start = seeds[0]
     made, _ = backward(operators[:start], [operators[i].input[0] for i in seeds])
     assert [essence(o) for o in made] == [essence(o) for o in operators[start : start + len(made)]]
-    assert not any(o.is_gradient_op for o in operators[start + len(made) :]), "Caffe2 has further gradient operators"
+    assert not any(o.is_gradient_op for o in operators[start + len(made) :]), (
+        "Caffe2 has further gradient operators"
+    )
 
 
 def names(definitions: list[OperatorDef]) -> list[str]:
@@ -58,7 +60,9 @@ def test_one_use_keeps_the_plain_name():
 
 
 def test_several_uses_are_summed_in_reverse_order():
-    made, grads = backward([op("Relu", "x", "a"), op("Tanh", "x", "b"), op("Sigmoid", "x", "c")], ["a", "b", "c"])
+    made, grads = backward(
+        [op("Relu", "x", "a"), op("Tanh", "x", "b"), op("Sigmoid", "x", "c")], ["a", "b", "c"]
+    )
     assert names(made)[3:] == [
         "SigmoidGradient(c,c_autogen_grad)->x_grad",
         "TanhGradient(b,b_autogen_grad)->_x_grad_autosplit_0",
@@ -70,16 +74,21 @@ def test_several_uses_are_summed_in_reverse_order():
 
 def test_given_gradients_replace_the_seed():
     made, grads = backward([op("Relu", "x", "y")], {"y": "dy"})
-    assert names(made) == ["ReluGradient(y,dy)->x_grad"] and grads["y"] == "dy"
+    assert names(made) == ["ReluGradient(y,dy)->x_grad"]
+    assert grads["y"] == "dy"
 
 
 def test_nothing_flows_past_stop_gradient_or_into_unused_branches():
-    made, grads = backward([op("Relu", "x", "a"), op("StopGradient", "a", "a"), op("Tanh", "a", "y"), op("Relu", "x", "z")], ["y"])
-    assert "x" not in grads and [d.type for d in made] == ["ConstantFill", "TanhGradient"]
+    made, grads = backward(
+        [op("Relu", "x", "a"), op("StopGradient", "a", "a"), op("Tanh", "a", "y"), op("Relu", "x", "z")],
+        ["y"],
+    )
+    assert "x" not in grads
+    assert [d.type for d in made] == ["ConstantFill", "TanhGradient"]
 
 
 def test_an_orphaned_stop_gradient_is_an_error():
-    with pytest.raises(GradientError, match="StopGradient.*used by no operator"):
+    with pytest.raises(GradientError, match=r"StopGradient.*used by no operator"):
         backward([op("Relu", "x", "a"), op("StopGradient", "a", "b"), op("Tanh", "a", "y")], ["y"])
 
 
@@ -142,7 +151,8 @@ def test_sparse_and_dense_do_not_mix():
 
 def test_gradient_ops_of_one_operator():
     made, grads = gpunet.gradient_ops(op("Relu", "x", "y"), {"y": "dy"})
-    assert names(made) == ["ReluGradient(y,dy)->x_grad"] and grads == {"x": "x_grad"}
+    assert names(made) == ["ReluGradient(y,dy)->x_grad"]
+    assert grads == {"x": "x_grad"}
     with pytest.raises(GradientError, match="gradient of output 'y' is not provided"):
         gpunet.gradient_ops(op("Relu", "x", "y"), {})
 

@@ -53,7 +53,8 @@ def test_buffers_stay_while_shapes_do(ws):
     epoch, buffer = ws.epoch, ws.value("y")
     ws.feed("x", np.zeros((2, 3), dtype=np.float32))
     ws.run("n", 5)
-    assert ws.epoch == epoch and ws.value("y") is buffer
+    assert ws.epoch == epoch
+    assert ws.value("y") is buffer
 
 
 def test_smaller_batches_reuse_the_memory_of_larger_ones(ws):
@@ -90,7 +91,8 @@ def test_in_place_reshape_starts_from_the_new_shape_next_time(ws):
     ws.feed("x", np.arange(6, dtype=np.float32).reshape(2, 3))
     ws.create(NetDef(name="n", op=[op("Reshape", "x", "x old", shape=[-1, 2])]))
     ws.run("n")
-    assert ws.fetch("x").shape == (3, 2) and ws.fetch("old").tolist() == [2, 3]
+    assert ws.fetch("x").shape == (3, 2)
+    assert ws.fetch("old").tolist() == [2, 3]
     ws.run("n")
     assert ws.fetch("old").tolist() == [3, 2]
     np.testing.assert_array_equal(ws.fetch("x").ravel(), np.arange(6))
@@ -102,12 +104,15 @@ def test_a_blob_written_twice_holds_the_last_value(ws):
     ws.create(NetDef(name="n", op=[op("Relu", "a", "y"), op("Sum", "y y", "s"), op("Sigmoid", "b", "y")]))
     for _ in range(3):
         ws.run("n")
-        assert ws.fetch("y").shape == (3, 3) and ws.fetch("s").shape == (2,)
+        assert ws.fetch("y").shape == (3, 3)
+        assert ws.fetch("s").shape == (2,)
 
 
 def test_dynamic_operators_cut_a_net_and_the_rest_follows(ws):
     """The shape comes from a tensor, so what follows is bound when the shape is known."""
-    net = NetDef(name="n", op=[op("Relu", "x", "y"), op("Reshape", "y shape", "z old"), op("Sigmoid", "z", "w")])
+    net = NetDef(
+        name="n", op=[op("Relu", "x", "y"), op("Reshape", "y shape", "z old"), op("Sigmoid", "z", "w")]
+    )
     ws.feed("x", np.zeros((2, 6), dtype=np.float32))
     ws.create(net)
     for shape in [(3, 4), (12,), (2, 2, 3)]:
@@ -166,25 +171,62 @@ def test_empty_nets_and_long_nets(ws):
 X = np.ones((2, 3), dtype=np.float32)
 
 ERRORS = [
-    ("unknown type", [op("Relux", "x", "y")], SchemaError, "op 0 'y' in net 'n': unknown operator type 'Relux'; did you mean Relu"),
-    ("missing blob", [op("Relu", "nope", "y")], BlobError, "[Relu] op 0 'y' in net 'n': input X: blob 'nope' does not exist"),
+    (
+        "unknown type",
+        [op("Relux", "x", "y")],
+        SchemaError,
+        "op 0 'y' in net 'n': unknown operator type 'Relux'; did you mean Relu",
+    ),
+    (
+        "missing blob",
+        [op("Relu", "nope", "y")],
+        BlobError,
+        "[Relu] op 0 'y' in net 'n': input X: blob 'nope' does not exist",
+    ),
     ("two inputs", [op("Relu", "x x", "y")], SchemaError, "has 2 inputs, wanted 1 (X)"),
     ("no output", [op("Relu", "x", "")], SchemaError, "has 0 outputs, wanted 1 (Y)"),
-    ("wrong type", [op("Relu", "i", "y")], DataTypeError, "input X ('i') is int32 2, wanted one of float16, float32, float64"),
+    (
+        "wrong type",
+        [op("Relu", "i", "y")],
+        DataTypeError,
+        "input X ('i') is int32 2, wanted one of float16, float32, float64",
+    ),
     ("string", [op("Relu", "s", "y")], DataTypeError, "input X ('s') is byte string"),
-    ("wrong rank", [op("Conv", "x w", "y", kernel=1)], ShapeError, "[Conv] op 0 'y' in net 'n': input X (float32 2x3)"),
+    (
+        "wrong rank",
+        [op("Conv", "x w", "y", kernel=1)],
+        ShapeError,
+        "[Conv] op 0 'y' in net 'n': input X (float32 2x3)",
+    ),
     ("channels", [op("Conv", "img w", "y", kernel=1)], ShapeError, "channels"),
     ("argument type", [op("Conv", "img w", "y", kernel="a")], ArgumentError, "argument 'kernel' holds"),
     ("argument value", [op("Softmax", "x", "y", axis=5)], ArgumentError, "axis"),
     ("not in place", [op("Softmax", "x", "x"), op("Transpose", "x", "x")], SchemaError, "in place"),
     ("outputs twice", [op("Split", "x", "y y", axis=0)], SchemaError, "name a blob twice"),
-    ("labels", [op("SoftmaxWithLoss", "x label", "p l")], KernelError, "[SoftmaxWithLoss] op 0 'p' in net 'n'"),
-    ("used before made", [op("Relu", "b", "c"), op("Relu", "x", "b")], NetError, "'b' is used before it is made by op 1 (Relu)"),
-    ("cycle", [op("Relu", "b", "c"), op("Relu", "c", "b")], NetError, "the operators form a cycle: Relu 'c' -> Relu 'b' -> Relu 'c'"),
+    (
+        "labels",
+        [op("SoftmaxWithLoss", "x label", "p l")],
+        KernelError,
+        "[SoftmaxWithLoss] op 0 'p' in net 'n'",
+    ),
+    (
+        "used before made",
+        [op("Relu", "b", "c"), op("Relu", "x", "b")],
+        NetError,
+        "'b' is used before it is made by op 1 (Relu)",
+    ),
+    (
+        "cycle",
+        [op("Relu", "b", "c"), op("Relu", "c", "b")],
+        NetError,
+        "the operators form a cycle: Relu 'c' -> Relu 'b' -> Relu 'c'",
+    ),
 ]
 
 
-@pytest.mark.parametrize("ops, kind, message", [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
+@pytest.mark.parametrize(
+    ("ops", "kind", "message"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS]
+)
 def test_errors_say_what_and_where(ws, ops, kind, message):
     ws.feed("x", X)
     ws.feed("i", np.array([1, 2], dtype=np.int32))

@@ -1,6 +1,5 @@
 """The training loop: what it measures, when it stops, how held-out samples are counted."""
 
-import os
 import signal
 
 import numpy as np
@@ -136,7 +135,7 @@ def test_a_signal_saves_a_checkpoint_between_two_steps(tmp_path, number, code):
     with pytest.raises(
         TrainingInterruptedError, match=f"after step 6 of 75; a checkpoint is in {tmp_path}"
     ) as caught:
-        one.run(reporter=Watch(6, lambda: os.kill(os.getpid(), number)))
+        one.run(reporter=Watch(6, lambda: signal.raise_signal(number)))
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
     assert CheckpointFolder(tmp_path).latest().state.step == 6
@@ -144,15 +143,15 @@ def test_a_signal_saves_a_checkpoint_between_two_steps(tmp_path, number, code):
 
 def test_a_second_signal_ends_at_once():
     def twice():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         trainer().run(reporter=Watch(2, twice))
 
 
 def test_a_signal_in_the_last_step_loses_nothing():
-    history = trainer().run(reporter=Watch(12, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    history = trainer().run(reporter=Watch(12, lambda: signal.raise_signal(signal.SIGTERM)))
     assert len(history.epochs) == 3
 
 

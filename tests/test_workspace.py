@@ -38,7 +38,8 @@ def relu_net(name: str = "n") -> gpunet.Net:
 def test_fetch_gives_what_was_fed(ws, value):
     ws.feed("x", value)
     got = ws.fetch("x")
-    assert got.dtype == value.dtype and got.shape == value.shape
+    assert got.dtype == value.dtype
+    assert got.shape == value.shape
     np.testing.assert_array_equal(got, value)
 
 
@@ -77,7 +78,9 @@ def test_quantized_tensors_keep_scale_and_zero_point(ws):
     assert ws.fetch("q").data[0] == 0
 
 
-@pytest.mark.parametrize("value", [np.zeros(2, dtype=complex), np.array(["2020-01-01"], dtype="M8[D]"), np.array([{}])])
+@pytest.mark.parametrize(
+    "value", [np.zeros(2, dtype=complex), np.array(["2020-01-01"], dtype="M8[D]"), np.array([{}])]
+)
 def test_feed_refuses_types_that_no_tensor_has(ws, value):
     with pytest.raises(DataTypeError, match="cannot feed blob 'x'"):
         ws.feed("x", value)
@@ -87,7 +90,8 @@ def test_names_of_blobs_and_missing_ones(ws):
     ws.feed("b", 1.0)
     ws.feed("a", 1.0)
     assert ws.blobs() == ["a", "b"]
-    assert ws.has("a") and not ws.has("c")
+    assert ws.has("a")
+    assert not ws.has("c")
     with pytest.raises(BlobError, match="blob 'c' does not exist"):
         ws.fetch("c")
     ws.remove("a")
@@ -101,7 +105,9 @@ def test_reset_forgets_everything(ws):
     ws.create(relu_net())
     ws.run("n")
     ws.reset()
-    assert ws.blobs() == [] and ws.nets() == [] and ws.steps() == {}
+    assert ws.blobs() == []
+    assert ws.nets() == []
+    assert ws.steps() == {}
 
 
 def test_operators_come_as_messages_or_bytes(ws):
@@ -112,7 +118,9 @@ def test_operators_come_as_messages_or_bytes(ws):
     assert ws.fetch("y").tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("form", [lambda net: net, lambda net: net.proto, lambda net: net.proto.SerializeToString()])
+@pytest.mark.parametrize(
+    "form", [lambda net: net, lambda net: net.proto, lambda net: net.proto.SerializeToString()]
+)
 def test_nets_come_in_three_forms(ws, form):
     ws.feed("x", np.array([-1, 2], dtype=np.float32))
     ws.run_once(form(relu_net()))
@@ -169,7 +177,8 @@ def test_two_nets_at_once_are_refused(ws):
         thread = threading.Thread(target=intrude)
         thread.start()
         thread.join()
-    assert errors and "another net of this workspace is running" in errors[0]
+    assert errors
+    assert "another net of this workspace is running" in errors[0]
     ws.run("n")
 
 

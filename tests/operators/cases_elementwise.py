@@ -294,7 +294,7 @@ CASES += [
     for shape in [(), (5,), (2, 1, 3, 2)]
 ]
 CASES += [
-    # The gradient with two inputs starts from a float32 ConstantFill: test_elementwise_gradients.py checks it.
+    # With two inputs the gradient starts from a float32 ConstantFill: see test_elementwise_gradients.py.
     OpCase("Pow", [positive(3, 2), away(3, 2)], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(), away()], reference=each(math.pow), gradient=()),
     OpCase("Pow", [positive(3, 4), away(4)], {"broadcast": 1}, reference=along(math.pow, 1), gradient=()),

@@ -50,7 +50,7 @@ def test_error(case: op_check.OpCase) -> None:
 
 
 def gradient_types(case: op_check.OpCase) -> set[str]:
-    """Types of the operators that make the gradient of a row; none where the gradient refuses its arguments."""
+    """Types of the operators that make the gradient of a row; none if the gradient refuses its arguments."""
     if not callable(gpunet.schema.lookup(case.type).gradient):
         return set()
     definition = case.definition()
@@ -62,7 +62,7 @@ def gradient_types(case: op_check.OpCase) -> set[str]:
 
 
 def test_every_operator_has_rows() -> None:
-    """A forward operator has rows of its own; a gradient operator is made by the gradient check of a forward one."""
+    """Forward operators have rows; the gradient check of one makes gradient operators."""
     covered = {case.type for case in GOOD}.union(*(gradient_types(case) for case in GOOD))
     missing = sorted(set(gpunet.operator_types()) - covered)
     assert not missing, f"operators without a row in the tables: {missing}"
