@@ -342,7 +342,7 @@ class _Writer:
 _declared: dict[str, Kernel] = {}
 
 
-def _declare(made: Generated) -> Kernel:
+def declare(made: Generated) -> Kernel:
     """The declaration of a generated kernel, made once."""
     found = _declared.get(made.module)
     if found is None:
@@ -382,7 +382,7 @@ def _scratch(op: Operator, inputs: Specs, outputs: Specs) -> Sequence[TensorSpec
 def fused(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """One launch for all operators of the body; with a sum behind them two, if there are many elements."""
     made = generate(ctx.op, inputs)
-    declared, body, (y,) = _declare(made), read_body(ctx.op, inputs), outputs
+    declared, body, (y,) = declare(made), read_body(ctx.op, inputs), outputs
     n = math.prod(body.shape)
     if body.total is None:
         arguments = (*inputs, y, n, *made.indexing)

@@ -68,6 +68,8 @@ class _Fusion:
         self._kept = kept
         self._writer: dict[Value, int] = {}
         self._readers: dict[Value, list[int]] = {}
+        #: Values that others wait for without reading them.
+        self._awaited = {value for node in graph.nodes for value in node.after}
         #: Where each blob is written, by name and device.
         self._writes: dict[tuple[str, Any], list[int]] = {}
         for position, node in enumerate(graph.nodes):
@@ -89,7 +91,8 @@ class _Fusion:
                 nodes[position] = fused
         left = [node for node in nodes if node is not None]
         made = {value for node in left for value in node.outputs}
-        finals = {name: v for name, v in self._graph.finals.items() if any(value in made for value in v)}
+        # A blob that is written, but not stored any more, has no value at the end.
+        finals = {name: [v for v in values if v in made] for name, values in self._graph.finals.items()}
         return Graph(left, self._graph.entries, finals)
 
     def _grown(self, last: int, node: Node, nodes: Sequence[Node | None]) -> _Group | None:
@@ -113,7 +116,8 @@ class _Fusion:
         node = None if position is None else nodes[position]
         if position is None or node is None or position in group.nodes or len(group.nodes) >= MAX_OPERATORS:
             return False
-        internal = not self._kept(value.name) and all(r in group.nodes for r in self._readers[value])
+        internal = not self._kept(value.name) and value not in self._awaited
+        internal = internal and all(r in group.nodes for r in self._readers[value])
         operands = _operands(node, group.shape)
         if not internal or operands is None or node.device != group.nodes[group.last].device:
             return False
