@@ -1,6 +1,9 @@
-"""What holds for every test: one BLAS thread a worker, the same examples in every run, and `--no-skips`."""
+"""What holds for every test: one BLAS thread a worker, the same examples in every run, and allowed skips."""
 
+import importlib.util
 import os
+import shutil
+from pathlib import Path
 
 # Before anything imports numpy. Workers of pytest-xdist share the cores, so more threads only contend.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -12,25 +15,58 @@ import pytest
 hypothesis.settings.register_profile("gpunet", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("gpunet")
 
-# Tests that may be skipped even under `--no-skips`: start of the id, and why it cannot run everywhere.
+#: Tests that may be skipped even under `--no-skips`: start of the id, and why not here. Where what they
+#: need is installed, they must run.
 MAY_SKIP: dict[str, str] = {}
+
+if importlib.util.find_spec("cupy") is None:
+    for _start in (
+        "tests/test_nvrtc.py::",
+        "tests/test_cuda_backend.py::test_cupy_takes_these_arguments",
+        "tests/test_cuda_backend.py::test_constants_of_cupy",
+        "tests/test_cuda_backend.py::test_errors_of_cupy",
+        "tests/test_cuda_backend.py::test_without_a_gpu_the_real_bindings_say_so",
+    ):
+        MAY_SKIP[_start] = "CuPy and NVRTC come with the extra cuda12 or cuda13"
+if importlib.util.find_spec("cudnn") is None:
+    MAY_SKIP["tests/test_cudnn.py::"] = "cuDNN comes with the extra cuda12 or cuda13"
+if importlib.util.find_spec("nvmath") is None:
+    MAY_SKIP["tests/test_gemm.py::"] = "cuBLASLt comes with the extra cuda12 or cuda13"
+if importlib.util.find_spec("mpi4py") is None:
+    MAY_SKIP["tests/test_mpi"] = "MPI comes with the extra mpi"
+if importlib.util.find_spec("ziglang") is None and not any(map(shutil.which, ("g++", "clang++"))):
+    for _name in ("sim", "custom", "gemm", "mixed_precision"):
+        MAY_SKIP[f"tests/test_{_name}"] = "the simulated device needs a C++ compiler"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail if any test outside MAY_SKIP is skipped")
+    parser.addoption(
+        "--skipped-to",
+        type=Path,
+        metavar="FILE",
+        help="write the ids of the skipped tests, one a line: `pytest @FILE` runs them",
+    )
+
+
+def _skipped(config: pytest.Config) -> list[str]:
+    """Ids of the tests and modules that were skipped; empty on a worker of pytest-xdist."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [report.nodeid for report in reporter.stats.get("skipped", [])] if reporter else []
 
 
 def _forbidden_skips(config: pytest.Config) -> list[str]:
     """Ids of the tests and modules skipped against the rule; empty without `--no-skips`."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or not config.getoption("--no-skips"):
+    if not config.getoption("--no-skips"):
         return []
-    skipped = [report.nodeid for report in reporter.stats.get("skipped", [])]
-    return [nodeid for nodeid in skipped if not nodeid.startswith(tuple(MAY_SKIP))]
+    return [nodeid for nodeid in _skipped(config) if not nodeid.startswith(tuple(MAY_SKIP))]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    target = session.config.getoption("--skipped-to")
+    if target is not None and not hasattr(session.config, "workerinput"):
+        target.write_text("".join(f"{nodeid}\n" for nodeid in sorted(set(_skipped(session.config)))))
     if session.exitstatus == pytest.ExitCode.OK and _forbidden_skips(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
