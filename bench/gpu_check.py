@@ -34,7 +34,7 @@ from .gpu_records import Place, Record, Section
 #: In order, most telling first: what time is left decides over the last ones.
 SECTIONS: Final = (
     Section("device", "what is there", gpu_correctness.device, 30),
-    Section("compilation", "every kernel compiles and loads", gpu_correctness.compilation, 90),
+    Section("compilation", "every kernel compiles and loads", gpu_correctness.compilation, 120),
     Section("operators", "the operator tables against the CPU", gpu_correctness.operators, 90),
     Section("random", "random bits against the CPU's", gpu_correctness.random_bits, 20),
     Section("graphs", "capture and replay", gpu_correctness.graphs, 25),
@@ -314,6 +314,7 @@ def main(
 def write_json(path: Path, described: dict[str, str], results: list[Result]) -> None:
     """Writes everything that is known so far."""
     text = json.dumps({"machine": described, "sections": [result.as_dict() for result in results]}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -87,7 +87,9 @@ class Place:
         wait = self.backend.stream.synchronize
         for _ in range(3):
             call()
-        wait()
+            wait()
+            if self.late:
+                break
         start = time.perf_counter()
         call()
         wait()
