@@ -1,9 +1,11 @@
-"""What README.md promises is there: two commands, the example, the folders, the extras."""
+"""What README.md promises is there: two commands, the example, the commands, the folders, the extras."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from gpunet.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,3 +53,7 @@ def test_extras_are_those_of_the_package() -> None:
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = settings.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     assert sorted(_first_column("Extras")) == sorted(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
+
+
+def test_commands_are_those_that_there_are() -> None:
+    assert sorted(_first_column("Commands")) == sorted(COMMANDS)

@@ -19,7 +19,7 @@ COMMANDS: Final = {
     "explain": "Print how a net is compiled: passes, schedule, memory.",
     "draw": "Draw a net as SVG or for Graphviz.",
     "check-races": "Prove that the schedule of a net has no races.",
-    "info": "Describe a saved model: operators, parameters, operations, memory.",
+    "info": "Describe a saved model: operators, parameters, FLOPs, memory.",
     "devices": "Tell which devices there are, and what is missing for others.",
     "ops": "Describe the operators that nets may have.",
     "check-grad": "Check an operator: its gradient, and its kernels on devices.",
