@@ -24,7 +24,8 @@ def _needs_nvrtc() -> None:
 
 
 def test_modules_are_the_declared_ones() -> None:
-    assert {module for module, _ in signature.declared} == set(MODULES)
+    written = {module for module, _ in signature.declared if module not in sources._registered}
+    assert written == set(MODULES)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
