@@ -9,6 +9,7 @@ Images are handled in blocks, so that scratch memory stays small and matrices st
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -64,11 +65,19 @@ class Layout:
             yield first, min(first + self.block, self.batch)
 
 
+def tensor_size(window: Window, groups: int, batch: int, channels: int, filters: int) -> int:
+    """Elements of images, filters and outputs, by which the scratch of small convolutions is limited."""
+    image = channels * math.prod(window.image) + filters * window.positions
+    return batch * image + filters * window.taps * channels // groups
+
+
 def plan(window: Window, groups: int, batch: int, channels: int, filters: int, dtype: np.dtype) -> Layout:
-    """Chooses the block size."""
+    """Chooses the block size: columns and outputs of a block take at most two thirds of the whole tensors."""
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
-    image_bytes = max(1, channels * window.taps * window.positions * compute.itemsize)
-    most = max(1, min(batch, BLOCK_BYTES // image_bytes))
+    columns = max(1, channels * window.taps * window.positions)
+    limit = 2 * tensor_size(window, groups, batch, channels, filters) // 3
+    fitting = limit // (columns + filters * window.positions)
+    most = max(1, min(batch, BLOCK_BYTES // (columns * compute.itemsize), fitting))
     count = max(1, -(-batch // most))
     return Layout(window, groups, batch, channels, filters, compute, max(1, -(-batch // count)))
 

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from gpunet.cpu_fallback.columns import Layout, Spread, Stack, needs_stacking, spread_blocks, stack_blocks
+from gpunet.cpu_fallback.columns import (
+    Layout,
+    Spread,
+    Stack,
+    needs_stacking,
+    spread_blocks,
+    stack_blocks,
+    tensor_size,
+)
 from gpunet.cpu_fallback.lanes import LANES, largest_divisor, run_lanes, tile_rows
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, gather_views, order_filters, plan_rows
 from gpunet.specs import TensorSpec, spec
@@ -79,7 +87,10 @@ def plan_tiles(layout: Layout) -> TilePlan | None:
         or layout.batch * size * window.positions < _LEAST_WORK
     ):
         return None
-    block = max(1, min(layout.batch // LANES, _POSITIONS // window.positions))
+    tensors = tensor_size(window, 1, layout.batch, layout.channels, layout.filters)
+    # The columns of all lanes take at most as much as the whole tensors.
+    fitting = tensors // (LANES * elements * window.positions)
+    block = max(1, min(layout.batch // LANES, _POSITIONS // window.positions, fitting))
     positions = block * window.positions
     filters = largest_divisor(layout.filters, 32)
     rows = _backward_rows(layout)
