@@ -55,9 +55,16 @@ def unpack_bucket(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
     return run
 
 
+@kernel("DrainBucket")
+def drain_bucket(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+    """``bucket += gathered``, ``gathered = 0``."""
+    np.add(inputs[0], inputs[1], out=outputs[0])
+    outputs[1].fill(0)
+
+
 @kernel("AllgatherSlices")
 def allgather_slices(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> list[Array]:
-    """Slices padded to the longest, gathered, and cut to their lengths again."""
+    """The rows of all ranks under each other."""
     from gpunet.distributed import world
 
     factor, indices, values = inputs[0].reshape(-1)[0], inputs[1].reshape(-1), inputs[2]
@@ -67,20 +74,4 @@ def allgather_slices(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kern
     scaled = values * factor if factor else np.zeros_like(values)
     scaled = scaled.astype(values.dtype, copy=False)
     ranks = world()
-    if ranks.size == 1:
-        return [indices.copy(), scaled]
-    counts = np.zeros((ranks.size, 1), np.int64)
-    ranks.all_gather(np.array([len(indices)], np.int64), counts)
-    longest = int(counts.max())
-    if longest == 0:
-        return [indices.copy(), scaled]
-    results = []
-    for array in (indices, scaled):
-        padded = np.zeros((longest, *array.shape[1:]), array.dtype)
-        padded[: len(array)] = array
-        gathered = np.zeros((ranks.size, *padded.shape), array.dtype)
-        ranks.all_gather(padded, gathered)
-        results.append(
-            np.concatenate([part[:count] for part, count in zip(gathered, counts[:, 0], strict=True)])
-        )
-    return results
+    return [ranks.all_gather_rows(array) for array in (indices, scaled)]

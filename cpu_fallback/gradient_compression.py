@@ -71,10 +71,10 @@ def _orthonormalize(p: Array) -> None:
     columns = p.astype(np.float64)
     for k in range(columns.shape[1]):
         column = columns[:, k]
-        before = np.linalg.norm(column)
+        before = float(np.linalg.norm(column))
         for _ in range(2):
             column -= columns[:, :k] @ (columns[:, :k].T @ column)
-        norm = np.linalg.norm(column)
+        norm = float(np.linalg.norm(column))
         column *= 0 if norm <= max(_TINY, 1e-7 * before) else 1 / norm
     p[...] = columns
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from gpunet.arguments import Arguments
 from gpunet.cuda_kernels.multi_tensor import TensorList
-from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.cuda_kernels.pieces import Buffers, Launch, map_launch, nothing
+from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.kernels import KernelContext, kernel
+
+_DRAIN = Kernel("bucket", "drain", "T* bucket, T* gathered, int64 n", T=FLOATS)
 
 
 @kernel("PackBucket", device="cuda", binds=True)
@@ -18,3 +21,9 @@ def pack_bucket(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelC
 def unpack_bucket(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """The tensors from their places in the bucket."""
     return TensorList(outputs).unpack(ctx, inputs[0])
+
+
+@kernel("DrainBucket", device="cuda", binds=True)
+def drain_bucket(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``bucket += gathered``, ``gathered = 0``."""
+    return map_launch(ctx, _DRAIN, outputs) if outputs[0].size else nothing

@@ -145,6 +145,15 @@ class Model(Layers):
         self.state.append(name)
         return name
 
+    def add_blob(self, name: str, shape: Shape, filler: str = "ConstantFill", **args: Any) -> str:
+        """Makes a blob in the init net that is neither saved nor in checkpoints, and returns its name, which
+        is not scoped. The same name again is the same blob.
+        """
+        if not self.init_net.makes(name):
+            self.init_net.add(filler, [], [name], shape=list(shape), **args)
+            self._infer(self.init_net.proto.op[-1], self.init_net)
+        return name
+
     def shape_of(self, blob: str) -> Shape:
         """The inferred shape of a blob; raises :class:`ShapeError` where it is not known."""
         found = self.specs.get(blob)
@@ -197,6 +206,26 @@ class Model(Layers):
         """The operators of the main net before gradients and updates."""
         return list(self.net.proto.op[: self._forward_length])
 
+    def insert_operators(self, after: Mapping[int, Sequence[OperatorDef]]) -> None:
+        """Puts operators behind positions of the main net; shapes of what they make are inferred.
+
+        Raises :class:`NetError` for a position within the forward pass, or outside the net.
+        """
+        first, length = self._forward_length or 0, len(self.net.proto.op)
+        for position in after:
+            if not first <= position < length:
+                raise NetError(
+                    f"operators were to be inserted behind position {position} of model {self.name!r}, "
+                    f"wanted {first} to {length - 1}: behind an operator of its backward pass"
+                )
+        old = list(self.net.proto.op)
+        self._restart_net()
+        for position, op in enumerate(old):
+            self.net.append(op)
+            for definition in after.get(position, ()):
+                self._infer(definition, self.net)
+                self.net.append(definition)
+
     def rewrite_forward(self, rewrite: Callable[[OperatorDef], Sequence[OperatorDef]]) -> None:
         """Replaces each operator of the forward pass by those that ``rewrite`` gives for it, in order; shapes
         are inferred anew.
@@ -207,10 +236,7 @@ class Model(Layers):
         made = [op for definition in self.net.proto.op for op in rewrite(definition)]
         kept = {n: s for n, s in self.specs.items() if n in self.inputs or self.init_net.makes(n)}
         self.specs = kept
-        proto = NetDef()
-        proto.CopyFrom(self.net.proto)
-        del proto.op[:]
-        self.net = Net(self.net.name, proto)
+        self._restart_net()
         for definition in made:
             self._infer(definition, self.net)
             self.net.append(definition)
@@ -271,6 +297,13 @@ class Model(Layers):
             self.specs.setdefault(name, None)
         infer_operator(Operator(definition, net.name, len(net.proto.op)), self.specs)
 
+    def _restart_net(self) -> None:
+        """Takes all operators from the main net; what else it says stays."""
+        proto = NetDef()
+        proto.CopyFrom(self.net.proto)
+        del proto.op[:]
+        self.net = Net(self.net.name, proto)
+
     def _fresh(self, type: str) -> str:
         number = 0
         while True:
@@ -311,11 +344,15 @@ def _drop_gradients(
 
 def _test_mode(op: OperatorDef) -> OperatorDef:
     """The definition as it is used for inference."""
-    schema = Operator(op).schema
-    if "is_test" not in schema.arg_table:
-        return op
     result = OperatorDef()
     result.CopyFrom(op)
+    if op.type == "SyncBatchNorm":
+        # With the running statistics it is SpatialBN; what the ranks have in common is not needed.
+        result.type = "SpatialBN"
+        del result.input[5:]
+    schema = Operator(op).schema
+    if result.type == op.type and "is_test" not in schema.arg_table:
+        return op
     kept = [arg for arg in op.arg if arg.name != "is_test"]
     del result.arg[:], result.output[1:]
     result.arg.extend(kept)

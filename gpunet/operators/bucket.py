@@ -10,7 +10,7 @@ from typing import Final
 from gpunet.arguments import DataType
 from gpunet.errors import DataTypeError, SchemaError
 from gpunet.operator import Operator
-from gpunet.rules import flops_per_output, want_size
+from gpunet.rules import flops_per_output, want_same_type, want_size
 from gpunet.schema import ALL_INPLACE, FLOATS, INDICES, Input, Output, Types, register
 from gpunet.specs import BlobSpec, TensorSpec, spec
 
@@ -72,6 +72,30 @@ register(
     check=_check_unpack,
     chain=CHAIN,
     doc="The inverse of PackBucket: overwrites the tensors with the elements of the bucket.",
+)
+
+
+def _infer_drain(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
+    want_same_type(op, inputs)
+    want_size(op, inputs, 1, inputs[0].size, "the elements of the bucket")
+    return [inputs[0], inputs[1]]
+
+
+register(
+    "DrainBucket",
+    inputs=[
+        Input("bucket", "of this micro-batch", FLOATS),
+        Input("gathered", "the sum of those of earlier micro-batches", FLOATS),
+    ],
+    outputs=[
+        Output("bucket", "bucket + gathered, in place"),
+        Output("gathered", "zeros, in place"),
+    ],
+    enforce_inplace=[(0, 0), (1, 1)],
+    infer=_infer_drain,
+    flops=flops_per_output(),
+    chain=CHAIN,
+    doc="Adds what was gathered to the bucket and starts gathering anew.",
 )
 
 

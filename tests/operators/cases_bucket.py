@@ -87,6 +87,24 @@ CASES = [
         outputs=1,
         raises=(ShapeError, "3 elements, wanted 2"),
     ),
+    *(
+        OpCase(
+            "DrainBucket",
+            [rng.normal(size=300).astype(dtype) for _ in range(2)],
+            outputs=2,
+            reference=lambda bucket, gathered: (bucket + gathered, gathered * 0),
+            rtol=1e-3 if dtype == "float16" else 1e-6,
+            empty=(0, 1),
+            id=dtype,
+        )
+        for dtype in ("float16", "float32", "float64")
+    ),
+    OpCase(
+        "DrainBucket",
+        [np.zeros(2, np.float32), np.zeros(3, np.float32)],
+        outputs=2,
+        raises=(ShapeError, "3 elements, wanted 2"),
+    ),
     OpCase(
         "AllgatherSlices",
         [one(0.5), ROWS, VALUES],

@@ -1,0 +1,478 @@
+"""Data parallelism: every rank trains the same model on its part of each batch, and gradients are summed.
+
+::
+
+    model.add_gradients("loss")
+    ranks = parallelize(model)
+    SGD(0.1).apply(model)
+    workspace.run_once(model.init_net)
+    ranks.start(workspace)
+
+It rewrites the net: behind the operator that makes the last gradient of a bucket come PackBucket (which
+multiplies with the rank's share of the batch), what compresses, Allreduce, what decompresses and
+UnpackBucket. All of these are on the lane of the collectives, in one order on all ranks, and the engine
+``async_scheduling`` runs that lane beside the backward pass. Weight decay, clipping and updates, which an
+optimizer appends afterwards, see the mean gradient of the whole batch. So do the unscaling and the check for
+overflow of :mod:`gpunet.mixed_precision`, which all ranks therefore decide alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gpunet.definitions import make_operator
+from gpunet.distributed import world
+from gpunet.distributed.communicator import Communicator
+from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
+from gpunet.errors import ArgumentError, GradientError, KernelError
+from gpunet.gradient_maker import GradientSlice
+from gpunet.model import Model
+from gpunet.proto import NetDef, OperatorDef
+from gpunet.specs import TensorSpec
+from gpunet.workspace import Workspace
+
+log = logging.getLogger("gpunet")
+
+#: The blob of this rank's share of the samples of a step: what its gradients are multiplied with.
+WEIGHT: Final = "data_parallel_weight"
+#: The blob that is 0 where a compressed sum overflowed and the step was skipped.
+FINITE: Final = "data_parallel_finite"
+_ONE: Final = "data_parallel_one"
+_UNSCALE: Final = "UnscaleGradients"
+MEBI: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a rank sends in a step, and what compression does to the gradients.
+
+    Attributes:
+        gradient_bytes: bytes of all dense gradients.
+        sent_bytes: bytes given to collective operations in their place.
+        buckets: number of buckets.
+        error: Euclidean norm of what was not sent in the last step, over that of the rank's gradients; 0
+            without compression, ``None`` where it is not kept (float16 without feedback) or before a step.
+    """
+
+    gradient_bytes: int
+    sent_bytes: int
+    buckets: int
+    error: float | None
+
+    @property
+    def ratio(self) -> float:
+        """How many times less is sent."""
+        return self.gradient_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+
+class DataParallel:
+    """A model of which every rank trains a copy; made by :func:`parallelize`.
+
+    Attributes:
+        model: the model.
+        buckets: its gradients, in the order in which they are reduced.
+        compression: what makes them smaller.
+        micro_net: forward and backward pass that only gather gradients, for all micro-batches of a step but
+            the last, which runs ``model.net``; ``None`` without ``accumulate``.
+        skipped: steps left out because a compressed sum overflowed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        buckets: Sequence[Bucket],
+        compression: Compressor,
+        communicator: Communicator,
+        state: Sequence[str],
+        micro_net: NetDef | None,
+    ) -> None:
+        self.model, self.buckets, self.compression = model, tuple(buckets), compression
+        self.micro_net = micro_net
+        self.skipped = 0
+        self._communicator = communicator
+        self._state = tuple(state)
+        self._watched = model.net.makes(FINITE)
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._communicator.rank
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self._communicator.size
+
+    @property
+    def communicator(self) -> Communicator:
+        """What the ranks talk by."""
+        return self._communicator
+
+    def start(self, workspace: Workspace) -> None:
+        """Gives all ranks the parameters, statistics and training state of rank 0.
+
+        Call it when the init net has run, and after a checkpoint was restored. Nets that differ between
+        ranks raise :class:`KernelError`, which names the first operator that does.
+        """
+        check_same_nets(self._communicator, self.model.init_net.proto, self.model.net.proto)
+        for name in [*self.model.training_blobs(), *self._state]:
+            value = workspace.value(name)
+            if isinstance(value, np.ndarray):
+                value = np.array(value, order="C")
+                self._communicator.broadcast(value, 0)
+                workspace.feed(name, value)
+
+    def set_weight(self, workspace: Workspace, samples: int, total: int) -> None:
+        """Says how many of the samples of a step this rank, or its next micro-batch, has.
+
+        Without it all ranks count alike, whatever their numbers of samples are.
+        """
+        if not 0 <= samples <= total or total == 0:
+            raise ArgumentError(f"{samples} of {total} samples, wanted 0 or more of at least 1")
+        workspace.feed(WEIGHT, np.array([samples / total], np.float32))
+
+    def after_step(self, workspace: Workspace) -> None:
+        """Notes whether a step was skipped; call it after each run of the net."""
+        if self._watched and not workspace.fetch(FINITE).reshape(-1)[0]:
+            self.skipped += 1
+            log.warning(
+                "a sum of gradients overflowed in %s: the step is skipped (%d so far)",
+                self.compression.name,
+                self.skipped,
+            )
+
+    def average_statistics(self, workspace: Workspace) -> None:
+        """Gives all ranks the mean of their running statistics, which differ without synchronised batch norm.
+
+        For evaluation and checkpoints.
+        """
+        for name in self.model.statistics:
+            value = workspace.fetch(name)
+            self._communicator.all_reduce(value, "mean")
+            workspace.feed(name, value)
+
+    def verify(self, workspace: Workspace) -> None:
+        """Raises :class:`KernelError`, with rank and blob, unless all ranks have the same parameters and
+        optimizer state, bit for bit.
+        """
+        names = [p.name for p in self.model.params] + self.model.state
+        digests = [_digest(workspace.fetch(name)) for name in names]
+        for rank, found in enumerate(self._communicator.all_gather_object(digests)):
+            for name, there, here in zip(names, found, digests, strict=True):
+                if there != here:
+                    raise KernelError(
+                        f"blob {name!r} differs between rank {rank} and rank {self.rank}, wanted the same "
+                        "bits on all ranks: did something but the net change it?"
+                    )
+
+    def traffic(self, workspace: Workspace | None = None) -> Traffic:
+        """Bytes of a step, and, with the workspace that made one, the error of compression in it."""
+        sent = sum(self.compression.bytes_sent(bucket) for bucket in self.buckets)
+        error: float | None = None
+        if isinstance(self.compression, NoCompression):
+            error = 0.0
+        elif workspace is not None:
+            error = self._error(workspace)
+        return Traffic(sum(b.nbytes for b in self.buckets), sent, len(self.buckets), error)
+
+    def _error(self, workspace: Workspace) -> float | None:
+        lost = whole = 0.0
+        for bucket in self.buckets:
+            name = self.compression.error(bucket)
+            if name is None or workspace.spec(bucket.name) is None:
+                return None
+            for blob, is_error in ((name, True), (bucket.name, False)):
+                values = workspace.fetch(blob).astype(np.float64)
+                if is_error:
+                    lost += float(values @ values)
+                else:
+                    whole += float(values @ values)
+        return float(np.sqrt(lost / whole)) if whole else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"DataParallel({self.model.name!r}, rank {self.rank} of {self.size}, {len(self.buckets)} buckets, "
+            f"{self.compression.name})"
+        )
+
+
+def parallelize(
+    model: Model,
+    *,
+    bucket_bytes: int = 25 * MEBI,
+    first_bucket_bytes: int = MEBI,
+    compression: str | Compressor = "none",
+    metrics: Sequence[str] = (),
+    accumulate: bool = False,
+    communicator: Communicator | None = None,
+) -> DataParallel:
+    """Rewrites a model that has its gradients, so that they become the mean over all ranks.
+
+    Call it after :meth:`Model.add_gradients` (or :func:`gpunet.mixed_precision.add_scaled_gradients`) and
+    before an optimizer is applied.
+
+    Args:
+        model: its blob :data:`WEIGHT` is this rank's share of the samples, ``1 / size`` at first.
+        bucket_bytes: a bucket is full when its gradients have as many bytes.
+        first_bucket_bytes: the same for the first one, which is what the backward pass waits for least.
+        compression: a name (:data:`gpunet.distributed.compression.NAMES`) or a compressor of your own.
+        metrics: scalar blobs of the forward pass, means over the rank's samples, that become the mean over
+            all ranks at the end of the backward pass (the loss, say).
+        accumulate: make :attr:`DataParallel.micro_net` too, for steps of several micro-batches with one
+            reduction.
+        communicator: the ranks; :func:`gpunet.distributed.world` by default.
+
+    Raises:
+        GradientError: the model has no gradients yet, or an optimizer already.
+        ArgumentError: a number that makes no sense, or an unknown compression.
+    """
+    from gpunet.optimizers import ITERATION
+
+    if bucket_bytes < 1 or first_bucket_bytes < 1:
+        raise ArgumentError(
+            f"bucket_bytes is {bucket_bytes} and first_bucket_bytes {first_bucket_bytes}, wanted at least 1"
+        )
+    if model.net.makes(ITERATION):
+        raise GradientError(
+            f"model {model.name!r} has an optimizer already, wanted parallelize before its apply"
+        )
+    if all(p.gradient is None for p in model.params):
+        raise GradientError(
+            f"no parameter of model {model.name!r} has a gradient, wanted model.add_gradients(loss) before "
+            "parallelize"
+        )
+    ranks = world() if communicator is None else communicator
+    chosen = compressor(compression)
+    add_weight(model, ranks.size)
+    operators = list(model.net.proto.op)
+    end = next((i for i, op in enumerate(operators) if op.type == _UNSCALE), len(operators)) - 1
+    buckets, positions = _fill_buckets(model, operators[: end + 1], bucket_bytes, first_bucket_bytes)
+    writer = _Writer(model, accumulate=accumulate)
+    inserted: dict[int, list[OperatorDef]] = {}
+    for bucket, position in zip(buckets, positions, strict=True):
+        inserted.setdefault(position, []).extend(writer.reduce(bucket, chosen))
+    last = inserted.setdefault(end, [])
+    if metrics:
+        last.extend(writer.reduce(_metric_bucket(model, metrics), NoCompression()))
+    for parameter in model.params:
+        if isinstance(parameter.gradient, GradientSlice):
+            if accumulate:
+                raise GradientError(
+                    f"the gradient of {parameter.name!r} is sparse, wanted dense ones with accumulate"
+                )
+            last.append(_gather_slices(parameter.gradient))
+            parameter.gradient = GradientSlice(*last[-1].output)
+    if chosen.overflows and end == len(operators) - 1 and buckets:
+        last.extend(_skip_overflow(model, buckets))
+    model.insert_operators(inserted)
+    micro_net = _micro_net(model, operators[: end + 1], writer) if accumulate else None
+    return DataParallel(model, buckets, chosen, ranks, writer.shared, micro_net)
+
+
+def add_weight(model: Model, size: int) -> str:
+    """The blob :data:`WEIGHT`, made in the init net for ``size`` equal ranks."""
+    return model.add_blob(WEIGHT, (1,), value=1.0 / size)
+
+
+def synchronize_batch_norm(model: Model, communicator: Communicator | None = None) -> None:
+    """Rewrites the forward pass: batch normalisation takes mean and variance over the batches of all ranks.
+
+    Call it before :meth:`Model.add_gradients`. Raises :class:`gpunet.errors.NetError` after it.
+    """
+    ranks = world() if communicator is None else communicator
+
+    def rewrite(op: OperatorDef) -> list[OperatorDef]:
+        if op.type != "SpatialBN" or any(arg.name == "is_test" and arg.i for arg in op.arg):
+            return [op]
+        moments = f"{op.output[0]}_moments"
+        result = OperatorDef()
+        result.CopyFrom(op)
+        result.type = "SyncBatchNorm"
+        del result.input[5:]
+        result.input.extend([moments, WEIGHT])
+        kept = [arg for arg in op.arg if arg.name in ("epsilon", "momentum", "order")]
+        del result.arg[:]
+        result.arg.extend(kept)
+        order = [arg for arg in kept if arg.name == "order"]
+        sums = make_operator("BatchMoments", [op.input[0]], [moments])
+        sums.arg.extend(order)
+        reduce = make_operator("Allreduce", [moments], [moments])
+        for made in (sums, reduce):
+            made.device_option.CopyFrom(op.device_option)
+        return [sums, reduce, result]
+
+    add_weight(model, ranks.size)
+    model.rewrite_forward(rewrite)
+
+
+def check_same_nets(communicator: Communicator, *nets: NetDef) -> None:
+    """Raises :class:`KernelError` on all ranks where a net is not the same on all of them; the message names
+    rank and operator.
+    """
+    here = [[net.name, *(_operator_digest(op) for op in net.op)] for net in nets]
+    everywhere = communicator.all_gather_object(here)
+    for rank, there in enumerate(everywhere):
+        for net, mine, theirs in zip(nets, everywhere[0], there, strict=True):
+            if mine == theirs:
+                continue
+            at = next(
+                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+                min(len(mine), len(theirs)),
+            )
+            what = f"operator {at - 1}" if at else "the name"
+            own = net.op[at - 1] if 0 < at <= len(net.op) else None
+            seen = f" ([{own.type}] {', '.join(own.output)} on rank {communicator.rank})" if own else ""
+            raise KernelError(
+                f"net {net.name!r} of rank {rank} is not that of rank 0: {what}{seen} differs, wanted the "
+                "same model, settings and versions on all ranks"
+            )
+
+
+class _Writer:
+    """Makes the operators of buckets, and the blobs that they need; the emitter of compressors."""
+
+    def __init__(self, model: Model, *, accumulate: bool) -> None:
+        self._model = model
+        self._accumulate = accumulate
+        self._made: list[OperatorDef] = []
+        #: For each bucket, operators of the micro net.
+        self.gathering: list[OperatorDef] = []
+        #: Blobs of compressors that ranks begin with alike.
+        self.shared: list[str] = []
+
+    def operator(self, type: str, inputs: Sequence[str], outputs: Sequence[str], **args: Any) -> None:
+        self._made.append(make_operator(type, inputs, outputs, **args))
+
+    def state(self, name: str, size: int, filler: str = "ConstantFill") -> str:
+        self.shared.append(name)
+        return self._model.add_blob(name, (size,), filler)
+
+    def reduce(self, bucket: Bucket, compression: Compressor) -> list[OperatorDef]:
+        """From the gradients to their sum over the ranks."""
+        self._made = []
+        sent = compression.compress(bucket, WEIGHT, self)
+        if self._accumulate:
+            self._drain(bucket)
+        arrived = []
+        for blob in sent:
+            target = f"{blob}_gathered" if compression.gathers else blob
+            self.operator("Allgather" if compression.gathers else "Allreduce", [blob], [target])
+            arrived.append(target)
+        compression.decompress(bucket, arrived, self)
+        return self._made
+
+    def _drain(self, bucket: Bucket) -> None:
+        """Adds earlier micro-batches to what was just packed, before it is compressed."""
+        at = next(i for i, op in enumerate(self._made) if op.type == "PackBucket")
+        packed = self._made[at].output[0]
+        # Sums of micro-batches are made in the type that is packed to.
+        gathered, part = f"{bucket.name}_gathered", f"{bucket.name}_part"
+        pack = OperatorDef()
+        pack.CopyFrom(self._made[at])
+        pack.output[0] = part
+        wanted = [arg for arg in pack.arg if arg.name == "dtype"]
+        dtype = bucket.dtype if not wanted else None
+        self._model.add_blob(
+            gathered, (bucket.size,), value=0.0, dtype=dtype if dtype is not None else wanted[0].i
+        )
+        self._made.insert(at + 1, make_operator("DrainBucket", [packed, gathered], [packed, gathered]))
+        self.gathering += [pack, make_operator("Add", [gathered, part], [gathered])]
+
+
+def _fill_buckets(
+    model: Model, operators: Sequence[OperatorDef], bucket_bytes: int, first_bucket_bytes: int
+) -> tuple[list[Bucket], list[int]]:
+    """Dense gradients in the order in which they are made, and the position of the last one of each bucket."""
+    made = {name: i for i, op in enumerate(operators) for name in op.output}
+    wanted = dict.fromkeys(p.gradient for p in model.params if isinstance(p.gradient, str))
+    order = sorted((made[name], i, name) for i, name in enumerate(wanted) if name in made)
+    missing = [name for name in wanted if name not in made]
+    if missing:
+        raise GradientError(f"no operator makes gradient {missing[0]!r}, wanted one of the backward pass")
+    open_buckets: dict[np.dtype, list[tuple[str, TensorSpec]]] = {}
+    buckets: list[Bucket] = []
+    positions: list[int] = []
+
+    def close(dtype: np.dtype, position: int) -> None:
+        members = open_buckets.pop(dtype)
+        buckets.append(
+            Bucket(
+                f"gradient_bucket_{len(buckets)}",
+                tuple(name for name, _ in members),
+                tuple(found.shape for _, found in members),
+                dtype,
+            )
+        )
+        positions.append(position)
+
+    for position, _, name in order:
+        found = model.specs.get(name)
+        if not isinstance(found, TensorSpec):
+            raise GradientError(
+                f"the shape of gradient {name!r} is not known, wanted Model.input() for all inputs"
+            )
+        members = open_buckets.setdefault(found.dtype, [])
+        members.append((name, found))
+        limit = bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)
+        if sum(s.nbytes for _, s in members) >= limit:
+            close(found.dtype, position)
+    for dtype in list(open_buckets):
+        close(dtype, max(made[name] for name, _ in open_buckets[dtype]))
+    return buckets, positions
+
+
+def _metric_bucket(model: Model, metrics: Sequence[str]) -> Bucket:
+    specs = []
+    for name in metrics:
+        found = model.specs.get(name)
+        if not isinstance(found, TensorSpec) or found.size != 1 or found.dtype.kind != "f":
+            raise ArgumentError(f"metric {name!r} is {found}, wanted a floating-point scalar")
+        specs.append(found)
+    return Bucket("metric_bucket", tuple(metrics), tuple(s.shape for s in specs), specs[0].dtype)
+
+
+def _gather_slices(gradient: GradientSlice) -> OperatorDef:
+    outputs = [f"{blob}_all" for blob in gradient]
+    return make_operator("AllgatherSlices", [WEIGHT, *gradient], outputs)
+
+
+def _skip_overflow(model: Model, buckets: Sequence[Bucket]) -> list[OperatorDef]:
+    """Ends the step where a sum is not finite, before anything is updated; on all ranks alike."""
+    one = model.add_blob(_ONE, (1,), value=1.0)
+    names = [name for bucket in buckets for name in bucket.blobs]
+    return [
+        make_operator(_UNSCALE, [one, *names], [FINITE, *names]),
+        make_operator("StopUnless", [FINITE], []),
+    ]
+
+
+def _micro_net(model: Model, operators: Sequence[OperatorDef], writer: _Writer) -> NetDef:
+    net = NetDef()
+    net.CopyFrom(model.net.proto)
+    del net.op[:]
+    net.name = f"{model.net.name}_micro"
+    net.op.extend(operators)
+    net.op.extend(writer.gathering)
+    made = {name for op in net.op for name in op.output}
+    read = {name for op in net.op for name in op.input}
+    kept = [name for name in net.external_input if name in read]
+    more = [f for f in dict.fromkeys(op.input[0] for op in writer.gathering if op.type == "Add")]
+    del net.external_input[:], net.external_output[:]
+    net.external_input.extend(dict.fromkeys([*kept, *(name for name in more if name in made)]))
+    return net
+
+
+def _digest(value: Any) -> str:
+    data = value if isinstance(value, np.ndarray) else np.frombuffer(repr(value).encode(), np.uint8)
+    head = f"{data.dtype}{data.shape}".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(data).tobytes()).hexdigest()[:32]
+
+
+def _operator_digest(op: OperatorDef) -> str:
+    return hashlib.sha256(op.SerializeToString(deterministic=True)).hexdigest()[:16]
