@@ -6,6 +6,7 @@ device share. It needs no GPU, no CUDA and no compiler.
 
 from gpunet.cuda_kernels import activation as activation
 from gpunet.cuda_kernels import bucket as bucket
+from gpunet.cuda_kernels import collective as collective
 from gpunet.cuda_kernels import comparison as comparison
 from gpunet.cuda_kernels import conv_direct as conv_direct
 from gpunet.cuda_kernels import convolution as convolution

@@ -2,6 +2,7 @@
 
 from gpunet.operators import activation as activation
 from gpunet.operators import bucket as bucket
+from gpunet.operators import collective as collective
 from gpunet.operators import comparison as comparison
 from gpunet.operators import convolution as convolution
 from gpunet.operators import copying as copying

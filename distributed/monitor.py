@@ -1,0 +1,171 @@
+"""The monitor of a job: a process beside rank 0 that sees ranks die, and knows what each was doing.
+
+It runs as a script and imports nothing but the standard library. It reads its settings, one line of JSON,
+from standard input (``size``, ``host`` to listen on, ``token`` that ranks must know), writes the port that it
+listens on to standard output, and ends when all ranks have left. Ranks send lines of JSON: what they do
+(``count``, ``within``, ``at``), that they wait for too long (``late``), that they fail (``raised``) or leave
+(``bye``). It answers with at most one line, ``failed``, when one of them has failed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import selectors
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+#: Seconds until all ranks must have connected, and after which silence is worth a word.
+_CONNECTED_IN: Final = 120.0
+_SILENT_AFTER: Final = 3.0
+_LONGEST_LINE: Final = 1 << 16
+
+
+@dataclass
+class Rank:
+    """What is known of a rank."""
+
+    connection: socket.socket
+    rank: int = -1
+    host: str = ""
+    pid: int = 0
+    count: int = 0
+    within: bool = False
+    at: str = "it had done nothing with the other ranks yet"
+    heard: float = field(default_factory=time.monotonic)
+    left: bool = False
+    raised: bool = False
+    data: bytes = b""
+
+
+class Monitor:
+    """Follows the ranks of one job."""
+
+    def __init__(self, size: int, host: str, token: str) -> None:
+        self.size = size
+        self.token = token
+        self.ranks: dict[int, Rank] = {}
+        self.connections: dict[socket.socket, Rank] = {}
+        self.failed = False
+        self.server = socket.create_server((host, 0), backlog=min(size, 4096))
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.server, selectors.EVENT_READ)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server.getsockname()[1])
+
+    def run(self) -> None:
+        """Follows the ranks until all of them have gone."""
+        deadline = time.monotonic() + _CONNECTED_IN
+        while self.connections or (not self.ranks and time.monotonic() < deadline):
+            for key, _ in self.selector.select(1.0):
+                if key.fileobj is self.server:
+                    connection, _ = self.server.accept()
+                    self.connections[connection] = Rank(connection)
+                    self.selector.register(connection, selectors.EVENT_READ)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(self.connections[key.fileobj])
+
+    def _read(self, rank: Rank) -> None:
+        try:
+            more = rank.connection.recv(1 << 16)
+        except OSError:
+            more = b""
+        rank.data += more
+        *lines, rank.data = rank.data.split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not isinstance(message, dict) or not self._take(rank, message):
+                more = b""
+        if not more or len(rank.data) > _LONGEST_LINE:
+            self._gone(rank)
+
+    def _take(self, rank: Rank, message: dict[str, Any]) -> bool:
+        """Notes what a rank says; whether it may say more."""
+        if rank.rank < 0:
+            if not hmac.compare_digest(str(message.get("token")), self.token):
+                return False
+            rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
+            self.ranks[rank.rank] = rank
+            return True
+        rank.heard = time.monotonic()
+        if "count" in message:
+            rank.count, rank.within, rank.at = message["count"], message["within"], message["at"]
+        if "bye" in message:
+            rank.left, rank.count, rank.within = True, message["bye"], False
+        if message.get("raised"):
+            rank.raised = True
+            self._fail(str(message["raised"]), quiet=True)
+        if "late" in message:
+            self._fail(self._whom(rank, message["late"], message["seconds"]))
+        for other in self.ranks.values():
+            if other.left and any(r.within and r.count > other.count for r in self.ranks.values()):
+                waiting = next(r for r in self.ranks.values() if r.within and r.count > other.count)
+                self._fail(
+                    f"{self._name(other)} has left the job, {other.at}, but rank {waiting.rank} waits for it, "
+                    f"{waiting.at}"
+                )
+        return True
+
+    def _gone(self, rank: Rank) -> None:
+        self.selector.unregister(rank.connection)
+        rank.connection.close()
+        del self.connections[rank.connection]
+        if rank.rank >= 0 and not rank.left and not rank.raised:
+            self._fail(f"{self._name(rank)} has ended without a word (killed, or crashed), {rank.at}")
+
+    def _whom(self, rank: Rank, count: int, seconds: float) -> str:
+        """Whom a rank waits for, in words."""
+        missing = []
+        now = time.monotonic()
+        for number in range(self.size):
+            other = self.ranks.get(number)
+            if other is None:
+                missing.append(f"rank {number}, which is unknown to the monitor")
+            elif other.count < count or not other.within:
+                silent = now - other.heard
+                quiet = f", not heard of for {silent:.0f} seconds" if silent > _SILENT_AFTER else ""
+                missing.append(f"{self._name(other)}, {other.at}{quiet}")
+        if not missing:
+            others = [f"{self._name(r)}, {r.at}" for r in self.ranks.values() if r is not rank]
+            return f"all ranks are in operation {count}, but it does not end: {'; '.join(others)}"
+        return f"rank {rank.rank}, {rank.at}, has waited {seconds:.0f} seconds for {'; '.join(missing)}"
+
+    def _name(self, rank: Rank) -> str:
+        return f"rank {rank.rank} of {self.size} on host {rank.host} (pid {rank.pid})"
+
+    def _fail(self, text: str, *, quiet: bool = False) -> None:
+        """Tells everyone of the first failure."""
+        if self.failed:
+            return
+        self.failed = True
+        if not quiet:
+            with suppress(OSError):
+                sys.stderr.write(f"gpunet: {text}\n")
+                sys.stderr.flush()
+        line = json.dumps({"failed": text}).encode() + b"\n"
+        for rank in self.ranks.values():
+            with suppress(OSError):
+                rank.connection.sendall(line)
+
+
+def main() -> None:
+    """Runs the monitor of the settings on standard input."""
+    settings = json.loads(sys.stdin.readline())
+    monitor = Monitor(settings["size"], settings["host"], settings["token"])
+    sys.stdout.write(f"{monitor.port}\n")
+    sys.stdout.close()
+    monitor.run()
+
+
+if __name__ == "__main__":
+    main()

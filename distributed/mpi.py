@@ -1,0 +1,447 @@
+"""The communicator over MPI, by mpi4py; for tensors on the host, and on devices by way of it.
+
+Only what the MPI standard has is used, so MPICH, Open MPI and their kin serve alike. Before an operation of all
+ranks they exchange what they are about to do, so that a disagreement is an error with names and not a hang or
+a wrong number; that exchange is also where ranks wait for each other, with sleeps that grow. Then data moves
+by non-blocking operations in place, in pieces.
+
+Sums of half types: each rank gets a part of the elements from all others, adds them in float32 in the order of
+the ranks, rounds once, and sends the result to all. That moves as few bytes as a ring and gives all ranks the
+same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gpunet import backends
+from gpunet.buffers import Buffer
+from gpunet.distributed import failure
+from gpunet.distributed.communicator import (
+    KINDS,
+    MAX,
+    MEAN,
+    MIN,
+    OPS,
+    SUM,
+    Array,
+    Communicator,
+    Tensor,
+    is_half,
+)
+from gpunet.distributed.discovery import Place, discover
+from gpunet.distributed.single import copy_tensor
+from gpunet.dtypes import NUMPY_TO_PROTO
+from gpunet.errors import DeviceError
+
+if TYPE_CHECKING:
+    from gpunet.backends import Stream
+
+#: Most bytes that one call of MPI moves for a rank; counts have to fit into 31 bits.
+CHUNK_BYTES: Final = 256 << 20
+#: How often a request is tested at once before the waiting rank sleeps, and how long sleeps are (seconds).
+_SPINS: Final = 30
+_SHORT_SLEEP: Final = 2e-5
+_LONG_SLEEP: Final = 2e-3
+_CUDA_AWARE_VARIABLE: Final = "GPUNET_CUDA_AWARE_MPI"
+
+
+def load_mpi() -> Any:
+    """The module ``mpi4py.MPI``, which starts MPI when it is first imported.
+
+    Raises :class:`DeviceError` with what is missing and how to get it.
+    """
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise DeviceError(
+            f"MPI cannot be used: {error}; pip install 'gpunet[mpi]' brings mpi4py and an MPI with mpirun"
+        ) from error
+    except RuntimeError as error:
+        raise DeviceError(
+            f"MPI cannot be used: mpi4py finds no MPI library ({error}); pip install 'gpunet[mpi]' brings one"
+        ) from error
+    return MPI
+
+
+class MpiCommunicator(Communicator):
+    """All ranks of ``MPI_COMM_WORLD``.
+
+    Args:
+        chunk_bytes: most bytes that one call of MPI moves.
+
+    Raises:
+        DeviceError: there is no MPI, or it is not the one of the ``mpirun`` that started this process.
+    """
+
+    name = "MPI"
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.mpi = mpi = load_mpi()
+        told = discover()
+        world = mpi.COMM_WORLD
+        if told.size > 1 and world.Get_size() == 1:
+            raise DeviceError(
+                f"{told.launcher} started this process as rank {told.rank} of {told.size}, but its MPI library "
+                f"({_library(mpi)}) sees one process alone; wanted the mpirun that belongs to this library"
+            )
+        # A communicator of our own: messages of others on the world cannot be taken for ours.
+        self.comm = world.Dup()
+        local = world.Split_type(mpi.COMM_TYPE_SHARED)
+        place = Place(
+            told.launcher or "MPI",
+            int(world.Get_rank()),
+            int(world.Get_size()),
+            int(local.Get_rank()),
+            int(local.Get_size()),
+            told.host,
+        )
+        local.Free()
+        super().__init__(place)
+        self.chunk_bytes = chunk_bytes
+        self.cuda_aware = cuda_aware(mpi)
+        self._ops = {SUM: mpi.SUM, MEAN: mpi.SUM, MAX: mpi.MAX, MIN: mpi.MIN}
+        self._intent = np.zeros(4, np.int64)
+        self._intents = np.zeros((self.size, 4), np.int64)
+        failure.install(place, world.Abort if mpi.Query_thread() == mpi.THREAD_MULTIPLE else os._exit)
+        if self.size > 1:
+            self._start_monitor()
+
+    # ---- waiting ----
+
+    def _wait(self, *requests: Any, patient: bool = False) -> None:
+        """Waits until the requests are done, and not for ever.
+
+        ``patient`` is for requests that may take long to begin: sleeps grow then.
+        """
+        for request in requests:
+            for _ in range(_SPINS):
+                if request.Test():
+                    break
+            else:
+                self._sleep_until(request.Test, patient)
+
+    def _sleep_until(self, done: Callable[[], bool], patient: bool) -> None:
+        start = time.monotonic()
+        limit = failure.patience()
+        while not done():
+            failure.check()
+            waited = time.monotonic() - start
+            if waited > limit:
+                raise failure.late(waited)
+            time.sleep(min(_LONG_SLEEP, max(_SHORT_SLEEP, waited / 8)) if patient else _SHORT_SLEEP)
+
+    def _agree(self, kind: str, x: Tensor | None, op: str, root: int) -> None:
+        if self.size == 1:
+            return
+        self._flush()
+        code = KINDS.index(kind) + (len(KINDS) * (OPS.index(op) + 1) if op else 0)
+        mine = self._intent
+        mine[0], mine[1] = code, root
+        mine[2] = -1 if x is None else _type_code(x.dtype)
+        mine[3] = -1 if x is None else x.size
+        self._wait(self.comm.Iallgather(mine, self._intents), patient=True)
+        if (self._intents == mine).all():
+            return
+        wrong = [r for r in range(self.size) if (self._intents[r] != self._intents[0]).any()]
+        texts = [part.decode() for part in self._all_gather_bytes(failure.at().encode())]
+        others = "; ".join(f"rank {r} is {texts[r]}" for r in wrong)
+        raise failure.CollectiveError(
+            f"ranks do not agree on what they do together: rank 0 is {texts[0]}; {others}"
+        )
+
+    def _flush(self) -> None:
+        """Runs what is queued on simulated devices: collectives in it come before this one."""
+
+    # ---- operations on the host ----
+
+    def _pieces(self, count: int, itemsize: int) -> list[slice]:
+        step = max(1, self.chunk_bytes // itemsize)
+        return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
+
+    def _all_reduce(self, x: Tensor, op: str, stream: Stream | None) -> None:
+        if isinstance(x, Buffer):
+            self._staged(lambda a: self._all_reduce(a, op, None), x, x, stream)
+            return
+        flat = x.reshape(-1)
+        if self.size == 1 or not flat.size:
+            return
+        for piece in self._pieces(flat.size, flat.itemsize):
+            self._reduce_piece(flat[piece], op)
+
+    def _reduce_piece(self, x: Array, op: str) -> None:
+        if is_half(x.dtype):
+            part = -(-x.size // self.size)
+            padded = np.zeros(part * self.size, x.dtype)
+            padded[: x.size] = x
+            mine = self._half_parts(padded, op)
+            self._wait(self.comm.Iallgather(_bytes(mine), _bytes(padded)))
+            x[:] = padded[: x.size]
+            return
+        self._wait(self.comm.Iallreduce(self.mpi.IN_PLACE, x, self._ops[op]))
+        if op == MEAN:
+            np.divide(x, self.size, out=x)
+
+    def _half_parts(self, x: Array, op: str) -> Array:
+        """This rank's part of the reduction of ``size`` equal parts of a half type."""
+        received = np.empty_like(x)
+        self._wait(self.comm.Ialltoall(_bytes(x), _bytes(received)))
+        parts = received.reshape(self.size, -1)
+        if op in (MAX, MIN):
+            chosen = np.maximum if op == MAX else np.minimum
+            return np.asarray(chosen.reduce(parts, axis=0))
+        total = parts[0].astype(np.float32)
+        for part in parts[1:]:
+            total += part
+        if op == MEAN:
+            total /= self.size
+        with np.errstate(over="ignore"):
+            return np.asarray(total.astype(x.dtype))
+
+    def _reduce(self, x: Tensor, root: int, op: str, stream: Stream | None) -> None:
+        # All ranks reduce: one way to add, the same bits as all_reduce.
+        self._all_reduce(x, op, stream)
+
+    def _broadcast(self, x: Tensor, root: int, stream: Stream | None) -> None:
+        if isinstance(x, Buffer):
+            self._staged(lambda a: self._broadcast(a, root, None), x, x, stream)
+            return
+        data = _bytes(x)
+        if self.size > 1:
+            for piece in self._pieces(data.size, 1):
+                self._wait(self.comm.Ibcast(data[piece], root))
+
+    def _all_gather(self, x: Tensor, out: Tensor, stream: Stream | None) -> None:
+        if isinstance(x, Buffer) or isinstance(out, Buffer):
+            self._staged(lambda a, b: self._all_gather(a, b, None), x, out, stream)
+            return
+        source, target = _bytes(x), _bytes(out).reshape(self.size, -1)
+        own = target[self.rank]
+        if source.ctypes.data != own.ctypes.data:
+            np.copyto(own, source)
+        if self.size == 1 or not source.size:
+            return
+        pieces = self._pieces(source.size, self.size)
+        if len(pieces) == 1:
+            self._wait(self.comm.Iallgather(self.mpi.IN_PLACE, target))
+            return
+        for piece in pieces:
+            part = np.ascontiguousarray(target[:, piece])
+            self._wait(self.comm.Iallgather(self.mpi.IN_PLACE, part))
+            target[:, piece] = part
+
+    def _all_gather_rows(self, x: Array, counts: Sequence[int]) -> Array:
+        out = np.empty((sum(counts), *x.shape[1:]), x.dtype)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        for rank in range(self.size):
+            part = out[starts[rank] : starts[rank + 1]]
+            if rank == self.rank:
+                part[...] = x
+            self._broadcast(part, rank, None)
+        return out
+
+    def _reduce_scatter(self, x: Tensor, out: Tensor, op: str, stream: Stream | None) -> None:
+        if isinstance(x, Buffer) or isinstance(out, Buffer):
+            self._staged(lambda a, b: self._reduce_scatter(a, b, op, None), x, out, stream)
+            return
+        if self.size == 1 or not out.size:
+            copy_tensor(out, x, None)
+            return
+        parts, target = x.reshape(self.size, -1), out.reshape(-1)
+        for piece in self._pieces(target.size, target.itemsize * self.size):
+            source = np.ascontiguousarray(parts[:, piece])
+            if is_half(x.dtype):
+                target[piece] = self._half_parts(source.reshape(-1), op)
+                continue
+            result = np.empty(source.shape[1], source.dtype)
+            self._wait(self.comm.Ireduce_scatter_block(source, result, self._ops[op]))
+            if op == MEAN:
+                np.divide(result, self.size, out=result)
+            target[piece] = result
+
+    def _send(self, x: Tensor, to: int, tag: int, stream: Stream | None) -> None:
+        if isinstance(x, Buffer):
+            self._staged(lambda a, _: self._send(a, to, tag, None), x, None, stream)
+            return
+        data = _bytes(x)
+        header = np.array([_type_code(x.dtype), x.size], np.int64)
+        self._wait(self.comm.Isend(header, to, tag), patient=True)
+        for piece in self._pieces(data.size, 1):
+            self._wait(self.comm.Isend(data[piece], to, tag), patient=True)
+
+    def _recv(self, x: Tensor, source: int, tag: int, stream: Stream | None) -> None:
+        if isinstance(x, Buffer):
+            self._staged(lambda a: self._recv(a, source, tag, None), x, x, stream)
+            return
+        data = _bytes(x)
+        header = np.empty(2, np.int64)
+        self._wait(self.comm.Irecv(header, source, tag), patient=True)
+        if tuple(header) != (_type_code(x.dtype), x.size):
+            raise failure.CollectiveError(
+                f"rank {source} sends {header[1]} elements of {_type_name(int(header[0]))} with tag {tag}, rank "
+                f"{self.rank} wants {x.size} of {x.dtype.name}"
+            )
+        for piece in self._pieces(data.size, 1):
+            self._wait(self.comm.Irecv(data[piece], source, tag))
+
+    def _barrier(self) -> None:
+        """The exchange before every operation is one."""
+
+    def _all_gather_bytes(self, text: bytes) -> list[bytes]:
+        lengths = np.empty(self.size, np.int64)
+        self._wait(self.comm.Iallgather(np.array([len(text)], np.int64), lengths))
+        longest = int(lengths.max())
+        mine = np.zeros(longest, np.uint8)
+        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        out = np.zeros((self.size, longest), np.uint8)
+        self._all_gather(mine, out, None)
+        return [row[:length].tobytes() for row, length in zip(out, lengths, strict=True)]
+
+    # ---- devices ----
+
+    def _staged(
+        self, work: Callable[..., None], source: Tensor, target: Tensor | None, stream: Stream | None
+    ) -> None:
+        """Runs ``work`` on host copies of buffers: of one that is both read and written, or of two.
+
+        Waits for the stream. On the simulated device, while its work is recorded as a graph, the call is
+        recorded too.
+        """
+        device = source if isinstance(source, Buffer) else target
+        if not isinstance(device, Buffer) or not isinstance(target, (Buffer, type(None))):
+            raise DeviceError("one tensor is on a device and one on the host, wanted both in one place")
+        backend = device.backend
+        queue = stream or backend.stream
+        whole = [source] if source is target else [b for b in (source, target) if isinstance(b, Buffer)]
+        if backend.simulated and queue.capturing:
+            backend.call_host(work, whole, queue, reads=0 if source is target else 1)
+            return
+        if queue.capturing:
+            raise DeviceError(
+                "a collective over MPI cannot be captured as a graph, wanted NCCL, or the engine async_scheduling"
+            )
+        hosts = [np.empty(b.shape, b.dtype) for b in whole]
+        backend.copy_out(hosts[0], whole[0], queue)
+        if target is None:
+            work(hosts[0], None)
+            return
+        work(*hosts)
+        backend.copy_in(target, hosts[-1], queue)
+
+    # ---- the monitor ----
+
+    def _start_monitor(self) -> None:
+        """Starts the monitor on rank 0 and connects to it from every rank."""
+        hosts = self._all_gather_bytes(self.place.host.encode())
+        lines = b""
+        if self.rank == 0 and os.environ.get(failure.MONITOR_VARIABLE, "1") != "0":
+            alone = len(set(hosts)) == 1
+            token = secrets.token_hex(16)
+            port = _launch_monitor(self.size, "127.0.0.1" if alone else "", token)
+            names = ["127.0.0.1"] if alone else _addresses()
+            lines = "\n".join([str(port), token, *names]).encode()
+        lines = self._all_gather_bytes(lines)[0]
+        if lines:
+            port_text, token, *names = lines.decode().split("\n")
+            failure.connect(names, int(port_text), token)
+
+
+def _launch_monitor(size: int, host: str, token: str) -> int:
+    """Starts the monitor; the port that it listens on."""
+    import json
+
+    script = Path(__file__).with_name("monitor.py")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _monitors.append(process)
+    settings = json.dumps({"size": size, "host": host, "token": token})
+    if process.stdin is None or process.stdout is None:
+        raise DeviceError("the monitor was started without pipes")
+    process.stdin.write(settings.encode() + b"\n")
+    process.stdin.close()
+    port = int(process.stdout.readline())
+    process.stdout.close()
+    return port
+
+
+#: Kept, so that nothing waits for them when they are collected.
+_monitors: Final[list[subprocess.Popen[bytes]]] = []
+
+
+def _addresses() -> list[str]:
+    """Names and addresses under which other hosts may reach this one, the likeliest first."""
+    name = socket.gethostname()
+    try:
+        found = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        found = []
+    outside = [address for address in found if not address.startswith("127.") and address != "::1"]
+    return list(dict.fromkeys([*outside, name]))
+
+
+def cuda_aware(mpi: Any) -> bool:
+    """Whether MPI takes pointers of CUDA devices.
+
+    ``GPUNET_CUDA_AWARE_MPI`` says so, or else MPI itself: by the memory kinds of MPI 4.1, or by the function
+    that MPICH and Open MPI have for it.
+    """
+    told = os.environ.get(_CUDA_AWARE_VARIABLE, "")
+    if told:
+        return told != "0"
+    try:
+        kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
+    except mpi.Exception:
+        kinds = ""
+    if "cuda" in kinds:
+        return True
+    try:
+        query = ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return False
+    query.restype = ctypes.c_int
+    return bool(query())
+
+
+def _library(mpi: Any) -> str:
+    return str(mpi.Get_library_version()).strip("\0 \n").splitlines()[0]
+
+
+def _bytes(x: Array) -> Array:
+    """The bytes of a C-contiguous array, not a copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+def _type_code(dtype: np.dtype) -> int:
+    """A number that ranks share for an element type."""
+    found = NUMPY_TO_PROTO.get(dtype)
+    return (
+        int(found)
+        if found is not None
+        else sum(c << (8 * (i % 6)) for i, c in enumerate(dtype.name.encode()))
+    )
+
+
+def _type_name(code: int) -> str:
+    return next((d.name for d, t in NUMPY_TO_PROTO.items() if int(t) == code), "another type")
+
+
+def flush_simulated() -> None:
+    """Waits for the simulated devices: collectives in their queues come first."""
+    for found in backends.opened():
+        if found.simulated:
+            found.stream.synchronize()
