@@ -51,6 +51,7 @@ __all__ = [
 
 # Imported when first used, so that `import gpunet` stays quick.
 _LAZY_MODULES = (
+    "custom",
     "data",
     "drawing",
     "export",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ import gpunet
 from gpunet import custom, gradient_check, kernels, operator_check, schema
 from gpunet.arguments import Float
 from gpunet.cli import main
-from gpunet.cuda_kernels import signature, sources
+from gpunet.cuda_kernels import nvrtc, signature, sources
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
-from gpunet.errors import DataTypeError, GradientError, KernelError, SchemaError, ShapeError
+from gpunet.errors import DataTypeError, DeviceError, GradientError, KernelError, SchemaError, ShapeError
 from gpunet.specs import spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,6 +84,20 @@ def test_the_example_is_right() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SwishGradient" in done.stdout
     assert "checks of Swish, 0 failed" in done.stdout
+
+
+def test_the_example_compiles_for_gpus() -> None:
+    try:
+        nvrtc.bindings()
+        nvrtc.headers()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    runpy.run_path(str(EXAMPLE))
+    ((module, _),) = {(m, n) for m, n in signature.declared if n == "swish"}
+    wanted = {f"swish{part}_{suffix}" for part in ("", "_gradient") for suffix in ("f16", "f32", "f64")}
+    assert set(nvrtc.declared_functions(module)) == wanted
+    for architecture in (75, 80, 90, 100):
+        assert nvrtc.functions(nvrtc.compile_module(module, architecture).code) == wanted
 
 
 SHIFT = """
