@@ -74,6 +74,20 @@ class Node:
             return None
         return self.inputs[self.op.inputs.index(self.op.outputs[output])]
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether equal inputs give equal outputs each time, in memory of their own, and no more."""
+        op = self.op
+        return (
+            op is not None
+            and bool(op.outputs)
+            and not op.schema.random
+            and not op.dynamic
+            and not op.schema.host
+            and not op.schema.chain
+            and all(self.aliased(o) is None for o in range(len(self.outputs)))
+        )
+
     def __repr__(self) -> str:
         kind = "copy" if self.op is None else self.op.type
         once = "constant " if self.constant else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import importlib.util
 import os
 import platform
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpunet.cuda_kernels import signature, sources
+from gpunet.cuda_kernels import cache, signature, sources
 from gpunet.errors import DeviceError
 
 FOLDER: Final = Path(__file__).resolve().parent
@@ -42,12 +41,6 @@ class Compiler:
 
     command: tuple[str, ...]
     identity: str
-
-
-def cache_folder() -> Path:
-    """Where builds are kept: ``GPUNET_CACHE_DIR`` or ``~/.cache/gpunet``, in ``sim``."""
-    root = os.environ.get("GPUNET_CACHE_DIR")
-    return (Path(root) if root else Path.home() / ".cache" / "gpunet") / "sim"
 
 
 def find() -> Compiler | None:
@@ -213,18 +206,13 @@ def _compiler() -> Compiler:
 
 
 def _hash(parts: Iterable[str]) -> str:
-    compiler = _compiler()
-    digest = hashlib.sha256()
-    for part in (compiler.identity, *FLAGS, *parts):
-        digest.update(part.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:32]
+    return cache.key(_compiler().identity, *FLAGS, *parts)
 
 
 def _build(text: str, what: str, name: str, flags: tuple[str, ...] = (), link: tuple[str, ...] = ()) -> Path:
     """Compiles ``text`` to a shared library of the cache; does nothing if it is there."""
     compiler = _compiler()
-    folder = cache_folder()
+    folder = cache.folder("sim")
     target = folder / name
     if target.is_file():
         return target
@@ -237,17 +225,8 @@ def _build(text: str, what: str, name: str, flags: tuple[str, ...] = (), link: t
             source.write_text(text, encoding="utf-8")
             command = [
                 *(*compiler.command, *FLAGS, *flags, f"-I{sources.INCLUDE}", f"-I{FOLDER}"),
-                *(
-                    "-x",
-                    "c++",
-                    str(source),
-                    "-x",
-                    "none",
-                    *link,
-                    f"-Wl,-soname,{target.name}",
-                    "-o",
-                    str(result),
-                ),
+                *("-x", "c++", str(source), "-x", "none"),
+                *(*link, f"-Wl,-soname,{target.name}", "-o", str(result)),
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:

@@ -24,7 +24,7 @@ def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Gr
     nodes = []
     for node in graph.nodes:
         node.inputs = tuple(replaced.get(value, value) for value in node.inputs)
-        if not _mergeable(node) or any(kept(v.name) or v in overwritten for v in node.outputs):
+        if not node.repeatable or any(kept(v.name) or v in overwritten for v in node.outputs):
             nodes.append(node)
             continue
         original = first.setdefault(_key(node), node)
@@ -35,18 +35,6 @@ def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Gr
             nodes.append(node)
     finals = {name: values for name, values in graph.finals.items() if not any(v in replaced for v in values)}
     return Graph(nodes, graph.entries, finals)
-
-
-def _mergeable(node: Node) -> bool:
-    op = node.op
-    return (
-        op is not None
-        and bool(op.outputs)
-        and not op.schema.random
-        and not op.dynamic
-        and not op.schema.host
-        and all(node.aliased(o) is None for o in range(len(node.outputs)))
-    )
 
 
 def _key(node: Node) -> Hashable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpunet.graph import Graph, Node, Value
+from gpunet.graph import Graph, Value
 
 
 def fold_constants(graph: Graph, kept: Callable[[str], bool]) -> Graph:
@@ -19,20 +19,8 @@ def fold_constants(graph: Graph, kept: Callable[[str], bool]) -> Graph:
     }
     constants: set[Value] = set()
     for node in graph.nodes:
-        if _foldable(node) and all(v in constants for v in node.inputs):
+        if node.repeatable and all(v in constants for v in node.inputs):
             node.constant = not any(kept(v.name) or v in overwritten for v in node.outputs)
             if node.constant:
                 constants.update(node.outputs)
     return graph
-
-
-def _foldable(node: Node) -> bool:
-    op = node.op
-    return (
-        op is not None
-        and bool(op.outputs)
-        and not op.schema.random
-        and not op.dynamic
-        and not op.schema.host
-        and all(node.aliased(o) is None for o in range(len(node.outputs)))
-    )
