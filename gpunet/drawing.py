@@ -7,6 +7,7 @@ System Structures", 1981) and writes the result. :func:`dot` leaves the layout t
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import statistics
 from collections.abc import Collection, Iterator, Sequence
@@ -199,10 +200,18 @@ class _Layout:
 
 def _layout(picture: Diagram) -> _Layout:
     layers, paths = _layered(picture)
+    best = [list(layer) for layer in layers]
+    fewest = _crossings(layers)
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for layer in layers[1:] if down else layers[-2::-1]:
-            _order(layer, down)
+            wanted = {id(place): _centre(place, down) for place in layer}
+            layer.sort(key=lambda place: wanted[id(place)])
+            _settle(layer, [wanted[id(place)] for place in layer])
+        crossings = _crossings(layers)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
+    layers = best
     _set_columns(layers)
     y = float(_MARGIN)
     for layer in layers:
@@ -226,11 +235,15 @@ def _layered(picture: Diagram) -> tuple[list[list[_Place]], list[list[_Place]]]:
         # Boxes come in the order in which they run, so sources come before.
         sources = [depth[id(e.source)] for e in incoming.get(id(box), ())]
         depth[id(box)] = max(sources, default=-1) + 1
-    # A blob that is fed stands right above its first reader.
-    for box in picture.boxes:
-        if id(box) not in incoming:
-            readers = [depth[id(e.target)] for e in picture.edges if e.source is box]
-            depth[id(box)] = max(0, min(readers, default=1) - 1)
+    outgoing: dict[int, list[Edge]] = {}
+    for edge in picture.edges:
+        outgoing.setdefault(id(edge.source), []).append(edge)
+    # What has not more inputs than outputs stands as low as it can: its inputs are not longer than its
+    # outputs were.
+    for box in reversed(picture.boxes):
+        read, given = incoming.get(id(box), ()), outgoing.get(id(box), ())
+        if given and len({(id(e.source), e.name) for e in read}) <= len({e.name for e in given}):
+            depth[id(box)] = max(depth[id(box)], min(depth[id(e.target)] for e in given) - 1)
     layers: list[list[_Place]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     places: dict[int, _Place] = {}
     for box in picture.boxes:
@@ -257,29 +270,31 @@ def _layered(picture: Diagram) -> tuple[list[list[_Place]], list[list[_Place]]]:
                 second.before.append(first)
         paths.append(path)
     for layer in layers:
-        _spread(layer)
+        x = 0.0
+        for place in layer:
+            place.x = x + place.width / 2
+            x += place.width + _BOX_GAP
     return layers, paths
 
 
-def _order(layer: list[_Place], down: bool) -> None:
-    """Sorts a layer by the mean place of the neighbours above (``down``) or below."""
-
-    def centre(place: _Place) -> float:
-        near = place.before if down else place.after
-        return statistics.fmean(n.x for n in near) if near else place.x
-
-    layer.sort(key=centre)
-    _spread(layer)
+def _centre(place: _Place, down: bool) -> float:
+    """The mean place of the neighbours above (``down``) or below."""
+    near = place.before if down else place.after
+    return statistics.fmean(n.x for n in near) if near else place.x
 
 
-def _spread(layer: Sequence[_Place]) -> None:
-    """Places one beside the other, in the middle around 0."""
-    x = 0.0
-    for place in layer:
-        place.x = x + place.width / 2
-        x += place.width + _BOX_GAP
-    for place in layer:
-        place.x -= (x - _BOX_GAP) / 2
+def _crossings(layers: Sequence[Sequence[_Place]]) -> int:
+    """How many pairs of edges between neighbouring layers cross."""
+    total = 0
+    for layer, below in itertools.pairwise(layers):
+        ranks = {id(place): rank for rank, place in enumerate(below)}
+        ends: list[int] = []
+        for place in layer:
+            targets = sorted(ranks[id(t)] for t in place.after)
+            total += sum(len(ends) - bisect.bisect_right(ends, target) for target in targets)
+            for target in targets:
+                bisect.insort(ends, target)
+    return total
 
 
 def _set_columns(layers: Sequence[list[_Place]]) -> None:
@@ -290,6 +305,8 @@ def _set_columns(layers: Sequence[list[_Place]]) -> None:
             wanted = []
             for place in layer:
                 near = (place.before if down else place.after) or place.after or place.before
+                # What is in no lane, blobs and constants, stands beside the others and does not lead them.
+                near = [n for n in near if n.box is None or n.box.lane is not None] or near
                 wanted.append(statistics.median(n.x for n in near) if near else place.x)
             _settle(layer, wanted)
     left = min((p.x - p.width / 2 for layer in layers for p in layer), default=0.0)
@@ -358,7 +375,7 @@ def svg(picture: Diagram) -> str:
         *legend,
         f'<g transform="translate({shift:.1f} {top})">',
     ]
-    labels: list[str] = []
+    labels: dict[tuple[float, float], list[str]] = {}
     labelled: set[tuple[int, str, str]] = set()
     for edge, path in sorted(zip(picture.edges, layout.paths, strict=True), key=lambda pair: len(pair[1])):
         parts.append(_curve(edge, path))
@@ -366,11 +383,11 @@ def svg(picture: Diagram) -> str:
         # Once for a tensor, at its shortest edge.
         if edge.label and key not in labelled:
             labelled.add(key)
-            x, y = _middle(path)
-            labels.append(_shape_text(edge.label, x, y))
+            labels.setdefault(_middle(path), []).append(edge.label)
     for layer in layout.layers:
         parts += [_box(picture, place, place.box) for place in layer if place.box is not None]
-    return "\n".join([*parts, *labels, "</g>", "</svg>", ""])
+    parts += [_shape_text(", ".join(texts), x, y) for (x, y), texts in labels.items()]
+    return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
 def _shape_text(label: str, x: float, y: float) -> str:
