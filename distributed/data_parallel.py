@@ -148,11 +148,14 @@ class DataParallel:
             )
 
     def average_statistics(self, workspace: Workspace) -> None:
-        """Gives all ranks the mean of their running statistics, which differ without synchronised batch norm.
+        """Gives all ranks the mean of their running statistics, for evaluation and checkpoints.
 
-        For evaluation and checkpoints.
+        With synchronised batch norm they are the same on all ranks, and left alone.
         """
+        own = {name for op in self.model.net.proto.op if op.type != "SyncBatchNorm" for name in op.output}
         for name in self.model.statistics:
+            if name not in own:
+                continue
             value = workspace.fetch(name)
             self._communicator.all_reduce(value, "mean")
             workspace.feed(name, value)
@@ -197,8 +200,8 @@ class DataParallel:
 
     def __repr__(self) -> str:
         return (
-            f"DataParallel({self.model.name!r}, rank {self.rank} of {self.size}, {len(self.buckets)} buckets, "
-            f"{self.compression.name})"
+            f"DataParallel({self.model.name!r}, rank {self.rank} of {self.size}, "
+            f"{len(self.buckets)} buckets, {self.compression.name})"
         )
 
 
@@ -388,7 +391,7 @@ class _Writer:
 def _fill_buckets(
     model: Model, operators: Sequence[OperatorDef], bucket_bytes: int, first_bucket_bytes: int
 ) -> tuple[list[Bucket], list[int]]:
-    """Dense gradients in the order in which they are made, and the position of the last one of each bucket."""
+    """Dense gradients in the order in which they are made, and where the last one of each bucket is."""
     made = {name: i for i, op in enumerate(operators) for name in op.output}
     wanted = dict.fromkeys(p.gradient for p in model.params if isinstance(p.gradient, str))
     order = sorted((made[name], i, name) for i, name in enumerate(wanted) if name in made)
@@ -462,7 +465,7 @@ def _micro_net(model: Model, operators: Sequence[OperatorDef], writer: _Writer) 
     made = {name for op in net.op for name in op.output}
     read = {name for op in net.op for name in op.input}
     kept = [name for name in net.external_input if name in read]
-    more = [f for f in dict.fromkeys(op.input[0] for op in writer.gathering if op.type == "Add")]
+    more = dict.fromkeys(op.input[0] for op in writer.gathering if op.type == "Add")
     del net.external_input[:], net.external_output[:]
     net.external_input.extend(dict.fromkeys([*kept, *(name for name in more if name in made)]))
     return net

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpunet.data import Dataset
+    from gpunet.distributed import Communicator
     from gpunet.training import Checkpoint, CheckpointFolder, Trainer
 
 
@@ -69,6 +70,43 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps between checkpoints (default: one each epoch).",
 )
+@click.option(
+    "--compression",
+    default="none",
+    show_default=True,
+    metavar="NAME",
+    help="Of gradients between ranks: none, float16, float16+feedback, powersgd:RANK, topk:RATIO:MOMENTUM.",
+)
+@click.option(
+    "--bucket-mib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=25.0,
+    show_default=True,
+    metavar="X",
+    help="Gradients that are reduced together, in MiB.",
+)
+@click.option(
+    "--sync-batch-norm/--no-sync-batch-norm",
+    default=True,
+    show_default=True,
+    help="Batch normalization over the batches of all ranks.",
+)
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Parts into which each rank's batch is cut.",
+)
+@click.option(
+    "--verify-every",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Steps between checks that all ranks have the same parameters; 0 for none.",
+)
 @click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity (slow).")
 def command(
     model: str,
@@ -80,6 +118,11 @@ def command(
     overwrite: bool,
     checkpoint_every: int | None,
     detect_nan: bool,
+    compression: str,
+    bucket_mib: float,
+    sync_batch_norm: bool,
+    micro_batches: int,
+    verify_every: int,
     **changes: Any,
 ) -> None:
     """Train MODEL (lenet, mlp or resnet20) to classify images.
@@ -89,21 +132,26 @@ def command(
     (curve.png, if matplotlib is installed) and the last two checkpoints.
 
     Ctrl-C saves a checkpoint; --resume goes on from it, with the same result as if nothing had happened.
+
+    Under mpirun, srun or gpunet launch, all processes train together: each takes its share of every batch,
+    and the first one prints and writes. A run can be resumed with another number of processes.
     """
     from rich.console import Console
 
     from gpunet import nan_check
     from gpunet.data import load_dataset
-    from gpunet.training import CheckpointFolder, Settings, StepLog, make_trainer
-    from gpunet.training.report import ConsoleReporter
+    from gpunet.distributed import world
+    from gpunet.training import CheckpointFolder, Ranks, Settings, make_trainer
 
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
     Settings.of(model)
-    console = Console()
+    job = world()
+    first = job.rank == 0
+    console = Console(quiet=not first)
     folder = out or Path("runs") / f"{model}-{Path(data or 'digits').resolve().name}"
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    checkpoint = _find_checkpoint(checkpoints, resume, overwrite)
+    checkpoint = _agreed_checkpoint(job, checkpoints, resume, overwrite)
     if resume and checkpoint is None:
         console.print(f"no checkpoint in {checkpoints.path}: starting at the beginning", highlight=False)
     if checkpoint is not None:
@@ -115,6 +163,7 @@ def command(
         seed = config.get("seed") if seed is None else seed
         data = notes.get("data") if data is None else data
     dataset = load_dataset(data or "digits")
+    ranks = Ranks(compression, bucket_mib, sync_batch_norm, micro_batches, verify_every)
     trainer = make_trainer(
         Settings.of(model, seed or 0, **changes),
         dataset,
@@ -122,23 +171,64 @@ def command(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         notes={"data": str(Path(data).resolve()) if data and dataset.name != "digits" else "digits"},
+        ranks=ranks if job.size > 1 or micro_batches > 1 else None,
     )
     if detect_nan:
         nan_check.watch(trainer.workspace)
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    else:
+    elif first:
         checkpoints.clear()
-    folder.mkdir(parents=True, exist_ok=True)
     _announce(console, trainer, dataset)
+    start = time.perf_counter()
+    if not first:
+        trainer.run()
+        return
+    _run(console, trainer, folder)
+    _finish(console, trainer, dataset, folder, time.perf_counter() - start)
+
+
+def _run(console: Console, trainer: Trainer, folder: Path) -> None:
+    """Trains, with a log of the steps and a report on the console."""
+    from gpunet.training import StepLog
+    from gpunet.training.report import ConsoleReporter
+
+    folder.mkdir(parents=True, exist_ok=True)
     with (
         StepLog(folder / "steps.csv", trainer.history.steps) as log,
         ConsoleReporter(console, trainer.total_steps, len(trainer.history.steps)) as reporter,
     ):
-        start = time.perf_counter()
         trainer.run(log, reporter)
-        seconds = time.perf_counter() - start
-    _finish(console, trainer, dataset, folder, seconds)
+
+
+def _agreed_checkpoint(
+    job: Communicator, checkpoints: CheckpointFolder, resume: bool, overwrite: bool
+) -> Checkpoint | None:
+    """The checkpoint that rank 0 finds, on all ranks; an error there is one on all ranks."""
+    from gpunet.errors import CheckpointError
+    from gpunet.training import read_checkpoint
+
+    if job.size == 1:
+        return _find_checkpoint(checkpoints, resume, overwrite)
+    found, path, problem = None, None, None
+    if job.rank == 0:
+        try:
+            found = _find_checkpoint(checkpoints, resume, overwrite)
+            path = None if found is None else str(found.path.resolve())
+        except (CheckpointError, OSError) as error:
+            problem = str(error)
+    path, problem = job.broadcast_object([path, problem])
+    if problem is not None:
+        raise CheckpointError(problem)
+    if path is None or job.rank == 0:
+        return found
+    try:
+        return read_checkpoint(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"rank {job.rank} cannot read the checkpoint {path} that rank 0 found ({error.strerror}), "
+            "wanted a folder that all hosts see"
+        ) from None
 
 
 def _find_checkpoint(checkpoints: CheckpointFolder, resume: bool, overwrite: bool) -> Checkpoint | None:
@@ -167,13 +257,26 @@ def _announce(console: Console, trainer: Trainer, dataset: Dataset) -> None:
     console.print(
         f"{trainer.model.name}: {numbers:,} parameters; {dataset.name}: "
         f"{len(dataset.train_labels):,} images of {channels}x{height}x{width} to train on, "
-        f"{len(dataset.test_labels):,} held out; device {trainer.workspace.device}",
+        f"{len(dataset.test_labels):,} held out; device {trainer.workspace.device}{_ranks_of(trainer)}",
         highlight=False,
         soft_wrap=True,
     )
     done = len(trainer.history.steps)
     if done:
         console.print(f"going on after step {done} of {trainer.total_steps}", highlight=False)
+
+
+def _ranks_of(trainer: Trainer) -> str:
+    """How many processes train, and what they send each other."""
+    ranks = trainer.ranks
+    if ranks is None or ranks.size == 1:
+        return ""
+    traffic = ranks.traffic()
+    return (
+        f" on each of {ranks.size} ranks; {traffic.sent_bytes / 2**20:.2f} MiB of gradients a step in "
+        f"{traffic.buckets} bucket{'' if traffic.buckets == 1 else 's'}, compression "
+        f"{ranks.compression.name} ({traffic.ratio:.1f}x)"
+    )
 
 
 def _finish(console: Console, trainer: Trainer, dataset: Dataset, folder: Path, seconds: float) -> None:

@@ -32,12 +32,17 @@ class Batches:
     samples of the next epoch, which go on after them, so that every batch is full and still no sample is
     lost or repeated.
 
+    With ``shard=(rank, ranks)`` it gives out one rank's part of each batch: consecutive samples, as many for
+    each rank as for any other or one more, for some none where there are more ranks than samples. Order and
+    position are those of whole batches, so they can be restored with another number of ranks.
+
     Attributes:
         images: float32 [N, C, H, W].
         labels: int32 [N].
         batch_size: samples a batch.
         epoch: the epoch that the next batch starts in, from 0.
         position: the samples of that epoch that were given out before.
+        last_size: samples of the last batch, of all ranks together; 0 before the first.
     """
 
     def __init__(
@@ -51,13 +56,14 @@ class Batches:
         drop_last: bool = False,
         wrap: bool = False,
         augment: Augment | None = None,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Starts at the beginning of epoch 0; the arrays are kept, not copied.
 
         Raises:
             DatasetError: the arrays are empty or of different lengths, ``batch_size`` is not positive, it
-                is above the number of samples with ``drop_last``, or both ``drop_last`` and ``wrap`` are
-                asked for.
+                is above the number of samples with ``drop_last``, both ``drop_last`` and ``wrap`` are asked
+                for, or there is no such shard.
         """
         samples = len(labels)
         if len(images) != samples or samples == 0:
@@ -69,8 +75,11 @@ class Batches:
             raise DatasetError(f"Batches: batch_size is {batch_size}, wanted {wanted}")
         if drop_last and wrap:
             raise DatasetError("Batches: drop_last and wrap exclude each other")
+        if not 0 <= shard[0] < shard[1]:
+            raise DatasetError(f"Batches: shard is {shard}, wanted a rank below the number of ranks")
         self.images, self.labels, self.batch_size = images, labels, batch_size
-        self.epoch, self.position = 0, 0
+        self.epoch, self.position, self.last_size = 0, 0, 0
+        self._shard = shard
         self._seed, self._shuffle, self._augment = seed, shuffle, augment
         self._drop_last, self._wrap = drop_last, wrap
         self._order: Indices = np.empty(0, dtype=np.int64)
@@ -101,30 +110,43 @@ class Batches:
         return self._order
 
     def next_batch(self) -> tuple[Images, Labels]:
-        """The next images [B, C, H, W] and labels [B], going on to the next epoch where one ends.
+        """The next images [B, C, H, W] and labels [B], of this rank, going on to the next epoch where one
+        ends.
 
         The position is already behind this batch when it is returned: saved now, it continues with the one
         after.
         """
         parts = [self._take(self.batch_size)]
-        while self._wrap and (missing := self.batch_size - sum(len(labels) for _, labels in parts)) > 0:
+        while self._wrap and (missing := self.batch_size - sum(len(part) for part, _ in parts)) > 0:
             parts.append(self._take(missing))
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        self.last_size = sum(len(indices) for indices, _ in parts)
+        rank, ranks = self._shard
+        begin, end = (self.last_size * r // ranks for r in (rank, rank + 1))
+        mine, passed = [], 0
+        for indices, epoch in parts:
+            chosen = indices[max(0, begin - passed) : max(0, end - passed)]
+            passed += len(indices)
+            if len(chosen):
+                mine.append((self._images(chosen, epoch), self.labels[chosen]))
+        if len(mine) == 1:
+            return mine[0]
+        if not mine:
+            return self.images[:0], self.labels[:0]
+        return np.concatenate([part[0] for part in mine]), np.concatenate([part[1] for part in mine])
 
-    def _take(self, count: int) -> tuple[Images, Labels]:
-        """Up to ``count`` samples of the present epoch."""
+    def _take(self, count: int) -> tuple[Indices, int]:
+        """Up to ``count`` samples of the present epoch, by their positions in the data set, and the epoch."""
         epoch, samples = self.epoch, len(self.labels)
         indices = self.order(epoch)[self.position : self.position + count]
         self.position += len(indices)
         needed = self.batch_size if self._drop_last else 1
         if samples - self.position < needed:
             self.epoch, self.position = epoch + 1, 0
+        return indices, epoch
+
+    def _images(self, indices: Indices, epoch: int) -> Images:
         images = self.images[indices]
-        if self._augment is not None:
-            images = self._augment(images, indices, epoch)
-        return images, self.labels[indices]
+        return images if self._augment is None else self._augment(images, indices, epoch)
 
     def state(self) -> dict[str, int]:
         """The position, and what it only makes sense with, as whole numbers for a checkpoint."""

@@ -4,7 +4,7 @@ from gpunet.training.checkpoint import Checkpoint, CheckpointFolder, read_checkp
 from gpunet.training.errors import TrainingError, TrainingInterruptedError
 from gpunet.training.evaluation import Evaluator, Score
 from gpunet.training.history import Epoch, History, Step, StepLog
-from gpunet.training.settings import Settings, make_trainer
+from gpunet.training.settings import Ranks, Settings, make_trainer
 from gpunet.training.trainer import Quiet, Reporter, Trainer
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Evaluator",
     "History",
     "Quiet",
+    "Ranks",
     "Reporter",
     "Score",
     "Settings",

@@ -123,10 +123,13 @@ def read_checkpoint(path: AnyPath) -> Checkpoint:
     return Checkpoint(Path(path), state, blobs)
 
 
-def check_fit(checkpoint: Checkpoint, config: Mapping[str, Any], model: Model, workspace: Workspace) -> None:
+def check_fit(
+    checkpoint: Checkpoint, config: Mapping[str, Any], network: str, model: Model, workspace: Workspace
+) -> None:
     """Raises :class:`CheckpointError`, naming what differs, unless the checkpoint belongs to this run.
 
-    The workspace must have run the model's init net.
+    ``network`` is :func:`network_hash` of the model, before it was rewritten for several ranks. The workspace
+    must have run the model's init net.
     """
     where, state = f"checkpoint {checkpoint.path}", checkpoint.state
     differences = [
@@ -138,10 +141,10 @@ def check_fit(checkpoint: Checkpoint, config: Mapping[str, Any], model: Model, w
         raise CheckpointError(f"{where} is of another run: {'; '.join(differences)}")
     if state.seed != workspace.seed:
         raise CheckpointError(f"{where} is of another run: seed is {state.seed} there, {workspace.seed} here")
-    if state.network != network_hash(model):
+    if state.network != network:
         raise CheckpointError(
             f"{where} is of another network {model.name!r}: its operators, shapes or arguments are not those "
-            f"of this one (SHA-256 {state.network[:16]}... there, {network_hash(model)[:16]}... here)"
+            f"of this one (SHA-256 {state.network[:16]}... there, {network[:16]}... here)"
         )
     wanted = set(model.training_blobs())
     for what, names in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from gpunet.errors import ShapeError
 from gpunet.model import Model
 from gpunet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from gpunet.distributed import Communicator
 
 _SMALLEST_PROBABILITY = 1e-20
 
@@ -66,7 +70,32 @@ class Evaluator:
             raise ShapeError(
                 f"{len(images)} images and {len(labels)} labels to evaluate, wanted equal numbers, not 0"
             )
+        losses, right = self._measure(images, labels)
+        return Score(float(losses.mean()), float(np.mean(right)), len(labels))
+
+    def score_together(
+        self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int32], ranks: Communicator
+    ) -> Score:
+        """What :meth:`score` gives, with the samples shared between ranks, each of which has all of them.
+
+        All ranks get the same score. Raises :class:`ShapeError` as :meth:`score`.
+        """
+        if len(images) != len(labels) or len(labels) == 0:
+            raise ShapeError(
+                f"{len(images)} images and {len(labels)} labels to evaluate, wanted equal numbers, not 0"
+            )
+        begin, end = (len(labels) * r // ranks.size for r in (ranks.rank, ranks.rank + 1))
+        sums = np.zeros(2, np.float64)
+        if end > begin:
+            losses, right = self._measure(images[begin:end], labels[begin:end])
+            sums[:] = losses.sum(), right.sum()
+        ranks.all_reduce(sums)
+        return Score(float(sums[0] / len(labels)), float(sums[1] / len(labels)), len(labels))
+
+    def _measure(
+        self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Cross entropy of each sample, and whether its most probable class is the label."""
         p = self.probabilities(images)
         chosen = p[np.arange(len(labels)), labels].astype(np.float64)
-        loss = -np.log(np.maximum(chosen, _SMALLEST_PROBABILITY)).mean()
-        return Score(float(loss), float(np.mean(p.argmax(axis=1) == labels)), len(labels))
+        return -np.log(np.maximum(chosen, _SMALLEST_PROBABILITY)), p.argmax(axis=1) == labels

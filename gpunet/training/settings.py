@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunet.data import Batches, Dataset, ShiftFlip
 from gpunet.devices import Device
+from gpunet.model import Model
 from gpunet.optimizers import SGD
 from gpunet.schedules import Cosine
-from gpunet.training.checkpoint import CheckpointFolder
+from gpunet.training.checkpoint import CheckpointFolder, network_hash
+from gpunet.training.errors import TrainingError
 from gpunet.training.trainer import Trainer, steps_of
 from gpunet.workspace import Workspace
 from gpunet.zoo import Recipe, build, lookup
+
+if TYPE_CHECKING:
+    from gpunet.distributed.data_parallel import DataParallel
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,26 @@ def fingerprint(dataset: Dataset) -> str:
     return f"{dataset.name} ({digest.hexdigest()[:16]})"
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How several processes train together. None of it decides what a run is: it can be resumed with others.
+
+    Attributes:
+        compression: of gradients; :data:`gpunet.distributed.compression.NAMES`.
+        bucket_mib: gradients that are reduced together, in MiB.
+        sync_batch_norm: batch normalisation over the batches of all ranks, with the same numbers as one
+            process on the whole batch; without it each rank's own batch counts, which is quicker.
+        micro_batches: parts into which each rank's batch is cut, to save memory.
+        verify_every: steps from one check to the next that all ranks have the same parameters; 0 for none.
+    """
+
+    compression: str = "none"
+    bucket_mib: float = 25.0
+    sync_batch_norm: bool = True
+    micro_batches: int = 1
+    verify_every: int = 0
+
+
 def make_trainer(
     settings: Settings,
     dataset: Dataset,
@@ -65,8 +90,18 @@ def make_trainer(
     checkpoints: CheckpointFolder | None = None,
     checkpoint_every: int | None = None,
     notes: Mapping[str, Any] | None = None,
+    ranks: Ranks | None = None,
 ) -> Trainer:
     """A trainer at the start of a run: the model with its gradients and updates, in a workspace of its own.
+
+    Args:
+        settings: what is trained, and how.
+        dataset: what it is trained on.
+        device: where; with several ranks, ``auto`` and ``cuda`` are the GPU of the local rank.
+        checkpoints: where to save.
+        checkpoint_every: steps between checkpoints; ``None`` saves after each epoch.
+        notes: what checkpoints also hold.
+        ranks: how the ranks of this job train together; ``None`` trains in this process alone.
 
     Raises:
         ZooError, ShapeError: there is no such model, or it cannot take such images.
@@ -76,17 +111,19 @@ def make_trainer(
     recipe = settings.recipe
     samples = len(dataset.train_labels)
     model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
-    model.add_gradients("loss")
-    steps = steps_of(samples, recipe.batch_size, recipe.epochs)
-    SGD(
-        learning_rate=recipe.learning_rate,
-        # Iterations are counted from 1, and the rate would jump back up at the end of the period.
-        schedule=Cosine(max_lr=1.0, min_lr=0.0, period=steps + 1),
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov and recipe.momentum > 0,
-        weight_decay=recipe.weight_decay,
-        clip_norm=recipe.clip_norm,
-    ).apply(model)
+    optimizer = _optimizer(recipe, steps_of(samples, recipe.batch_size, recipe.epochs))
+    parallel, network, shard = None, None, (0, 1)
+    if ranks is not None:
+        from gpunet.distributed import local_device, world
+
+        network = network_hash(_with_updates(settings, dataset, optimizer))
+        place = world().place
+        shard = (place.rank, place.size)
+        device = local_device(device, place) if isinstance(device, str) else device
+        parallel = _parallelize(model, recipe, ranks)
+    else:
+        model.add_gradients("loss")
+    optimizer.apply(model)
     augment = (
         ShiftFlip(seed=settings.seed, max_shift=recipe.max_shift, flip=False) if recipe.max_shift else None
     )
@@ -97,6 +134,7 @@ def make_trainer(
         seed=settings.seed,
         wrap=True,
         augment=augment,
+        shard=shard,
     )
     return Trainer(
         model,
@@ -108,4 +146,53 @@ def make_trainer(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         notes=notes,
+        ranks=parallel,
+        micro_batches=1 if ranks is None else ranks.micro_batches,
+        verify_every=0 if ranks is None else ranks.verify_every,
+        network=network,
+    )
+
+
+def _optimizer(recipe: Recipe, steps: int) -> SGD:
+    return SGD(
+        learning_rate=recipe.learning_rate,
+        # Iterations are counted from 1, and the rate would jump back up at the end of the period.
+        schedule=Cosine(max_lr=1.0, min_lr=0.0, period=steps + 1),
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov and recipe.momentum > 0,
+        weight_decay=recipe.weight_decay,
+        clip_norm=recipe.clip_norm,
+    )
+
+
+def _with_updates(settings: Settings, dataset: Dataset, optimizer: SGD) -> Model:
+    """The model as one process trains it."""
+    model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
+    model.add_gradients("loss")
+    optimizer.apply(model)
+    return model
+
+
+def _parallelize(model: Model, recipe: Recipe, ranks: Ranks) -> DataParallel:
+    """Gradients of a model, as the mean over all ranks."""
+    from gpunet.distributed.compression import TopK, compressor
+    from gpunet.distributed.data_parallel import MEBI, parallelize, synchronize_batch_norm
+
+    compression = compressor(ranks.compression)
+    if isinstance(compression, TopK) and compression.momentum and recipe.momentum:
+        raise TrainingError(
+            f"compression {compression.name} has momentum {compression.momentum:g} and the optimizer "
+            f"{recipe.momentum:g}, wanted one of them to be 0"
+        )
+    if ranks.micro_batches < 1:
+        raise TrainingError(f"{ranks.micro_batches} micro-batches, wanted at least 1")
+    if ranks.sync_batch_norm:
+        synchronize_batch_norm(model)
+    model.add_gradients("loss")
+    return parallelize(
+        model,
+        bucket_bytes=max(1, int(ranks.bucket_mib * MEBI)),
+        compression=compression,
+        metrics=("loss", "accuracy"),
+        accumulate=ranks.micro_batches > 1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from gpunet.training.evaluation import Evaluator
 from gpunet.training.history import Epoch, History, Step, StepLog
 from gpunet.training.interrupts import Interrupts
 from gpunet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from gpunet.distributed.data_parallel import DataParallel
 
 
 class Reporter(Protocol):
@@ -57,6 +60,10 @@ class Trainer:
         notes: what checkpoints also hold, for whoever resumes the run.
         checkpoints: where to save; ``None`` saves nothing.
         checkpoint_every: steps from one checkpoint to the next; ``None`` saves after each epoch.
+        ranks: where several processes train together; the batches are this rank's shard then.
+        micro_batches: parts into which each batch is cut, with one update; ``ranks`` must gather them.
+        verify_every: steps from one check to the next that all ranks have the same parameters; 0 for none.
+        network: the network hash of the model before it was rewritten for several ranks.
 
     Raises:
         TrainingError: a number of epochs or steps that makes no sense.
@@ -74,6 +81,10 @@ class Trainer:
         notes: Mapping[str, Any] | None = None,
         checkpoints: CheckpointFolder | None = None,
         checkpoint_every: int | None = None,
+        ranks: DataParallel | None = None,
+        micro_batches: int = 1,
+        verify_every: int = 0,
+        network: str | None = None,
     ) -> None:
         samples = len(batches.labels)
         if epochs < 1:
@@ -84,18 +95,35 @@ class Trainer:
             )
         if checkpoint_every is not None and checkpoint_every < 1:
             raise TrainingError(f"a checkpoint every {checkpoint_every} steps, wanted at least 1")
+        micro_net = None if ranks is None else ranks.micro_net
+        if micro_batches < 1 or (micro_batches > 1 and micro_net is None):
+            raise TrainingError(
+                f"{micro_batches} micro-batches, wanted 1, or more with gradients that accumulate"
+            )
         self.model, self.workspace, self.epochs = model, workspace, epochs
         self.history = History()
         self._batches, self._test = batches, test
         self._config, self._notes = dict(config or {}), dict(notes or {})
         self._checkpoints, self._checkpoint_every = checkpoints, checkpoint_every
         self._reporter: Reporter = Quiet()
+        self._ranks, self._micro_batches, self._verify_every = ranks, micro_batches, verify_every
         workspace.run_once(model.init_net)
-        self._net = workspace.create(model.net, overwrite=True)
+        if ranks is None:
+            self._net = workspace.create(model.net, overwrite=True)
+        else:
+            ranks.start(workspace)
+            # One lane computes, the other one communicates.
+            self._net = workspace.create(model.net, overwrite=True, engine="async_scheduling", workers=1)
+        self._micro_net = None if micro_net is None else workspace.create(micro_net, overwrite=True)
         self._evaluator = Evaluator(model, workspace)
-        self._network = network_hash(model)
+        self._network = network_hash(model) if network is None else network
         rates = [op.output[0] for op in model.net.proto.op if op.type == "LearningRate"]
         self._rate = rates[0] if rates else None
+
+    @property
+    def ranks(self) -> DataParallel | None:
+        """The processes that train together; ``None`` in one alone."""
+        return self._ranks
 
     @property
     def total_steps(self) -> int:
@@ -114,7 +142,7 @@ class Trainer:
             CheckpointError: it belongs to another run (the message says what differs); nothing is changed
                 then.
         """
-        check_fit(checkpoint, self._config, self.model, self.workspace)
+        check_fit(checkpoint, self._config, self._network, self.model, self.workspace)
         state = checkpoint.state
         try:
             self._batches.restore(state.data)
@@ -124,6 +152,8 @@ class Trainer:
             self.workspace.feed(name, value)
         self.workspace.restore_steps(dict(state.random_steps))
         self.history = state.history
+        if self._ranks is not None:
+            self._ranks.start(self.workspace)
 
     def run(self, log: StepLog | None = None, reporter: Reporter | None = None) -> History:
         """Trains until all epochs are done, and returns what was measured.
@@ -134,7 +164,7 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite any more.
-            TrainingInterruptedError: SIGINT or SIGTERM came; a checkpoint was written.
+            TrainingInterruptedError: SIGINT or SIGTERM came, to any rank; a checkpoint was written.
         """
         self._reporter = reporter or Quiet()
         with Interrupts() as interrupts:
@@ -151,25 +181,50 @@ class Trainer:
                 if ended:
                     self._end_epoch(step.epoch, samples / max(seconds, 1e-9))
                     seconds, samples = 0.0, 0
-                if interrupts.caught is not None and not self.finished:
-                    self._stop(interrupts.caught)
+                caught = self._agree(interrupts.caught)
+                if caught is not None and not self.finished:
+                    self._stop(caught)
                 if self._is_due(step.step, ended):
                     self.save()
         return self.history
 
     def save(self) -> None:
-        """Writes a checkpoint, where there is a folder for them."""
-        if self._checkpoints is not None:
+        """Writes a checkpoint, where there is a folder for them; of several ranks, rank 0 does.
+
+        Raises:
+            CheckpointError: it could not be written; on all ranks.
+        """
+        if self._checkpoints is None:
+            return
+        if self._ranks is None:
             self._checkpoints.save(self._state(), self.model, self.workspace)
+            return
+        self._ranks.average_statistics(self.workspace)
+        problem = ""
+        if self._ranks.rank == 0:
+            try:
+                self._checkpoints.save(self._state(), self.model, self.workspace)
+            except (OSError, CheckpointError) as error:
+                problem = f"rank 0 could not write a checkpoint: {error}"
+        # The others wait here: nobody goes on, or ends, before it is whole.
+        problem = self._ranks.communicator.broadcast_object(problem)
+        if problem:
+            raise CheckpointError(problem)
 
     def _step(self) -> tuple[Step, int]:
         """One update, and the number of its samples."""
         epoch, number = self._batches.epoch + 1, len(self.history.steps) + 1
         images, labels = self._batches.next_batch()
-        workspace = self.workspace
-        workspace.feed("data", images)
-        workspace.feed("label", labels)
-        workspace.run(self._net)
+        total = self._batches.last_size
+        parts = np.array_split(np.arange(len(labels)), self._micro_batches)
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            whole = len(part) == len(labels)
+            self._run(images if whole else images[part], labels if whole else labels[part], total, last=last)
+        if self._ranks is not None:
+            self._ranks.after_step(self.workspace)
+            if self._verify_every and number % self._verify_every == 0:
+                self._ranks.verify(self.workspace)
         # Some updates add their step, and have a negative rate.
         rate = abs(self._number(self._rate)) if self._rate else math.nan
         step = Step(number, epoch, self._number("loss"), self._number("accuracy"), rate)
@@ -179,13 +234,36 @@ class Trainer:
                 "training has diverged, wanted a finite loss; try a smaller learning rate, or clip gradients"
             )
         self.history.steps.append(step)
-        return step, len(labels)
+        return step, total
+
+    def _run(
+        self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int32], total: int, *, last: bool
+    ) -> None:
+        """One batch, or one micro-batch of it; an update behind the last one."""
+        workspace = self.workspace
+        if self._ranks is not None:
+            self._ranks.set_weight(workspace, len(labels), total)
+        workspace.feed("data", images)
+        workspace.feed("label", labels)
+        workspace.run(self._net if last or self._micro_net is None else self._micro_net)
+
+    def _agree(self, caught: int | None) -> int | None:
+        """The signal that any rank has caught."""
+        if self._ranks is None or self._ranks.size == 1:
+            return caught
+        number = np.array([caught or 0], np.int64)
+        self._ranks.communicator.all_reduce(number, "max")
+        return int(number[0]) or None
 
     def _number(self, blob: str) -> float:
         return float(self.workspace.fetch(blob).reshape(-1)[0])
 
     def _end_epoch(self, epoch: int, speed: float) -> None:
-        score = self._evaluator.score(*self._test)
+        if self._ranks is None:
+            score = self._evaluator.score(*self._test)
+        else:
+            self._ranks.average_statistics(self.workspace)
+            score = self._evaluator.score_together(*self._test, self._ranks.communicator)
         steps = self.history.steps_of(epoch)
         loss, accuracy = (float(np.mean([getattr(s, what) for s in steps])) for what in ("loss", "accuracy"))
         self.history.epochs.append(Epoch(epoch, loss, accuracy, score.loss, score.accuracy, speed))
