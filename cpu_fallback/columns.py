@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -80,6 +80,24 @@ def plan(window: Window, groups: int, batch: int, channels: int, filters: int, d
     most = max(1, min(batch, BLOCK_BYTES // (columns * compute.itemsize), fitting))
     count = max(1, -(-batch // most))
     return Layout(window, groups, batch, channels, filters, compute, max(1, -(-batch // count)))
+
+
+def mirrored(window: Window) -> Window:
+    """The window of dX as a convolution of dY with mirrored filters, where the window has no steps."""
+    reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True)]
+    return replace(
+        window,
+        head=tuple(r - h for r, h in zip(reach, window.head, strict=True)),
+        tail=tuple(r - t for r, t in zip(reach, window.tail, strict=True)),
+        image=window.output,
+        output=window.image,
+    )
+
+
+def mirrored_filters(filters: Array) -> Array:
+    """Filters (output channel, channel, *kernel) as that convolution takes them."""
+    view: Array = np.flip(filters, tuple(range(2, filters.ndim))).swapaxes(0, 1)
+    return view
 
 
 def canonical_images(images: Array, groups: int, channels_last: bool) -> Array:

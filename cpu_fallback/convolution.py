@@ -9,10 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.columns import Layout, memory_of, needs_stacking, plan, spread_blocks, stack_blocks
+from gpunet.cpu_fallback.columns import (
+    Layout,
+    memory_of,
+    mirrored,
+    mirrored_filters,
+    needs_stacking,
+    plan,
+    spread_blocks,
+    stack_blocks,
+)
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
 from gpunet.cpu_fallback.tiles import bind_tiles, plan_tiles
+from gpunet.cpu_fallback.winograd import WinogradPlan, bind_winograd, plan_winograd, transform_filters
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
@@ -49,7 +59,36 @@ def _rows(args: Arguments, x: Any, w: Any) -> RowPlan | None:
     return plan_rows(layout.window, layout.batch, layout.channels, layout.filters, x.dtype)
 
 
+def _winograd(layout: Layout, dtype: np.dtype) -> WinogradPlan | None:
+    if layout.groups > 1:
+        return None
+    return plan_winograd(layout.window, layout.batch, layout.channels, layout.filters, dtype)
+
+
+def _backward_winograd(layout: Layout, dtype: np.dtype) -> WinogradPlan | None:
+    """A plan for dX as the convolution of dY with mirrored filters, input for output channels."""
+    if layout.groups > 1:
+        return None
+    return plan_winograd(mirrored(layout.window), layout.batch, layout.filters, layout.channels, dtype)
+
+
+def _by_winograd(
+    plan: WinogradPlan, x: Array, w: Array, bias: Array | None, y: Array, scratch: Sequence[Array]
+) -> Run:
+    ordered, transformed, *memory = scratch
+    lanes = bind_winograd(plan, x, y, transformed, bias, memory)
+
+    def run() -> None:
+        transform_filters(plan, w, ordered, transformed)
+        run_lanes(lanes, plan.work)
+
+    return run
+
+
 def _forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    winograd = _winograd(_layout(op.args, inputs[0], inputs[1]), inputs[0].dtype)
+    if winograd is not None:
+        return winograd.scratch()
     rows = _rows(op.args, inputs[0], inputs[1])
     if rows is None:
         return _scratch(op, inputs, outputs)
@@ -62,9 +101,13 @@ def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCon
     """``Y = W columns(X) + b``: matrix products for each row of a block of images, or for the whole block."""
     x, w = inputs[0], inputs[1]
     bias = inputs[2] if len(inputs) > 2 else None
+    layout = _layout(args, x, w)
+    winograd = _winograd(layout, x.dtype)
+    if winograd is not None:
+        return _by_winograd(winograd, x, w, bias, outputs[0], ctx.scratch)
     rows = _rows(args, x, w)
     if rows is None:
-        return _by_blocks(_layout(args, x, w), x, w, bias, outputs[0], ctx)
+        return _by_blocks(layout, x, w, bias, outputs[0], ctx)
     filters, *memory = ctx.scratch
     lanes = bind_rows(rows, x, outputs[0], filters, bias, list(zip(memory[::2], memory[1::2], strict=True)))
 
@@ -91,8 +134,24 @@ def _by_blocks(layout: Layout, x: Array, w: Array, bias: Array | None, y: Array,
     return run
 
 
+def _has_data_gradient(args: Arguments, outputs: Sequence[Any]) -> bool:
+    """Whether dX is among the outputs."""
+    return len(outputs) == (2 if args.no_bias else 3)
+
+
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
+    wanted = _filter_gradient_scratch(op, layout, inputs, outputs)
+    winograd = _backward_winograd(layout, inputs[0].dtype)
+    if winograd is not None and _has_data_gradient(op.args, op.outputs):
+        wanted += winograd.scratch()
+    return wanted
+
+
+def _filter_gradient_scratch(
+    op: Operator, layout: Layout, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> list[TensorSpec]:
+    """Memory for all gradients without Winograd's tiles."""
     tiles = plan_tiles(layout)
     if tiles is not None:
         return tiles.scratch(inputs[0].dtype)
@@ -113,16 +172,41 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     layout = _layout(args, x, w)
     dw = outputs[0]
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
-    dx = outputs[-1] if len(outputs) == (2 if args.no_bias else 3) else None
+    dx = outputs[-1] if _has_data_gradient(args, outputs) else None
+    winograd = _backward_winograd(layout, x.dtype)
+    if winograd is None or dx is None:
+        return _gradients(layout, x, w, dy, dw, db, dx, ctx.scratch)
+    own = len(winograd.scratch())
+    filters = _gradients(layout, x, w, dy, dw, db, None, ctx.scratch[:-own])
+    data = _by_winograd(winograd, dy, mirrored_filters(w), None, dx, ctx.scratch[-own:])
+
+    def run() -> None:
+        filters()
+        data()
+
+    return run
+
+
+def _gradients(
+    layout: Layout,
+    x: Array,
+    w: Array,
+    dy: Array,
+    dw: Array,
+    db: Array | None,
+    dx: Array | None,
+    scratch: Arrays,
+) -> Run:
+    """All gradients from one set of columns."""
     tiles = plan_tiles(layout)
     if tiles is not None:
-        return bind_tiles(tiles, x, w, dy, dw, db, dx, ctx.scratch)
-    spreads, stacks = spread_blocks(layout, x, ctx.scratch[0]), stack_blocks(layout, dy, ctx.scratch[1])
-    backs = spread_blocks(layout, dx, ctx.scratch[0]) if dx is not None else []
+        return bind_tiles(tiles, x, w, dy, dw, db, dx, scratch)
+    spreads, stacks = spread_blocks(layout, x, scratch[0]), stack_blocks(layout, dy, scratch[1])
+    backs = spread_blocks(layout, dx, scratch[0]) if dx is not None else []
     axes = tuple(range(dy.ndim - 1)) if layout.window.channels_last else (0, *range(2, dy.ndim))
-    part = memory_of(dw.size if len(spreads) > 1 else 0, layout.dtype, ctx.scratch[2])[: dw.size]
+    part = memory_of(dw.size if len(spreads) > 1 else 0, layout.dtype, scratch[2])[: dw.size]
     direct = dw.dtype == layout.dtype and dw.flags.c_contiguous
-    total = dw if direct else memory_of(dw.size, layout.dtype, ctx.scratch[3])
+    total = dw if direct else memory_of(dw.size, layout.dtype, scratch[3])
     part, total = (
         m.reshape(layout.filter_shape if m.size else (0,))
         for m in (part, total[: dw.size] if not direct else total)

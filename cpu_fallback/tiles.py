@@ -16,6 +16,8 @@ from gpunet.cpu_fallback.columns import (
     Layout,
     Spread,
     Stack,
+    mirrored,
+    mirrored_filters,
     needs_stacking,
     spread_blocks,
     stack_blocks,
@@ -62,15 +64,7 @@ def _backward_rows(layout: Layout) -> RowPlan | None:
     window = layout.window
     if layout.pointwise or any(s != 1 for s in window.stride):
         return None
-    reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True)]
-    mirrored = replace(
-        window,
-        head=tuple(r - h for r, h in zip(reach, window.head, strict=True)),
-        tail=tuple(r - t for r, t in zip(reach, window.tail, strict=True)),
-        image=window.output,
-        output=window.image,
-    )
-    return plan_rows(mirrored, layout.batch, layout.filters, layout.channels, layout.dtype)
+    return plan_rows(mirrored(window), layout.batch, layout.filters, layout.channels, layout.dtype)
 
 
 def plan_tiles(layout: Layout) -> TilePlan | None:
@@ -267,8 +261,7 @@ def bind_tiles(
         if back is not None:
             back.fill(0)
         if plan.rows is not None and rows:
-            mirrored = np.flip(w, tuple(range(2, w.ndim))).swapaxes(0, 1)
-            order_filters(plan.rows, mirrored, ordered)
+            order_filters(plan.rows, mirrored_filters(w), ordered)
         matrix = w.reshape(layout.filters, elements).astype(layout.dtype, copy=False)
         filters = _tiles(matrix.T, plan.back_elements, layout.filters)
         run_lanes([functools.partial(run_lane, lane, filters) for lane in range(LANES)], work)

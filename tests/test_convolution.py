@@ -24,6 +24,7 @@ class Case(NamedTuple):
     dilation: tuple[int, ...]
     rows: bool
     tiles: bool
+    winograd: bool = False
 
 
 CASES = {
@@ -37,6 +38,9 @@ CASES = {
     "space": Case((4, 8, 7, 6, 9), (16, 2, 3, 3), (1, 1, 1), (1, 1, 1, 0, 1, 1), (1, 1, 1), True, True),
     "line": Case((16, 16, 64), (32, 5), (1,), (2, 2), (1,), False, True),
     "deep": Case((3, 96, 9, 9), (64, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, True),
+    "winograd": Case((8, 64, 12, 14), (64, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), True, True, True),
+    "winograd-odd": Case((7, 72, 13, 17), (56, 3, 3), (1, 1), (2, 0, 1, 3), (1, 1), False, True, True),
+    "winograd-wide": Case((4, 48, 8, 51), (128, 3, 3), (1, 1), (0, 1, 0, 1), (1, 1), True, True, True),
     "wide-filters": Case((2, 300, 5, 5), (256, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, False),
 }
 
@@ -117,7 +121,10 @@ def test_paths_are_taken(case: Case):
     x, w, _, _ = arrays(case, "float32")
     args = Operator(definition(case)).args
     assert (convolution._rows(args, x, w) is not None) == case.rows
-    assert (plan_tiles(convolution._layout(args, x, w)) is not None) == case.tiles
+    layout = convolution._layout(args, x, w)
+    assert (plan_tiles(layout) is not None) == case.tiles
+    for find in (convolution._winograd, convolution._backward_winograd):
+        assert (find(layout, x.dtype) is not None) == case.winograd
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -135,6 +142,18 @@ def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch
         cached.cache_clear()
     for alone, shared in zip(*results, strict=True):
         np.testing.assert_array_equal(alone, shared)
+
+
+@pytest.mark.parametrize(
+    ("image", "filters"), [((64, 1, 28, 28), (20, 5, 5)), ((64, 20, 12, 12), (50, 5, 5))], ids=["1", "20"]
+)
+def test_scratch_is_no_larger_than_the_tensors(image: tuple[int, ...], filters: tuple[int, ...]):
+    case = Case(image, filters, (1, 1), (0, 0, 0, 0), (1, 1), True, True)
+    x, w, b, dy = (_spec(a) for a in arrays(case, "float32"))
+    forward = convolution._forward_scratch(Operator(definition(case)), [x, w, b], [dy])
+    backward = convolution._gradient_scratch(Operator(definition(case, True)), [x, w, dy], [w, b, x])
+    for wanted, tensors in ((forward, (x, w, dy)), (backward, (x, w, dy, w, x))):
+        assert 0 < sum(s.nbytes for s in wanted) < sum(s.nbytes for s in tensors)
 
 
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])

@@ -1,0 +1,248 @@
+"""Convolution with 3x3 filters by Winograd's minimal filtering, F(2x2, 3x3), for many channels.
+
+A tile of 2x2 outputs depends on 4x4 inputs. With tile ``d`` and filter ``g``,
+``Y = A^T ((G g G^T) * (B^T d B)) A`` takes 16 multiplications instead of 36, and sums over channels turn them
+into 16 matrix products.
+The transformations of images and outputs only add and subtract, so results are as exact as direct ones.
+Source: A. Lavin and S. Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
+
+Images are copied into the order (row, column, image, channel), with padding. There both steps of a
+transformation are products of a small matrix with overlapping views, and tiles are matrices
+(position, channel).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from gpunet.cpu_fallback.lanes import LANES, SMALL_PRODUCT
+from gpunet.operators.window import Window
+from gpunet.specs import TensorSpec, spec
+
+Array = npt.NDArray[Any]
+
+#: Outputs along a side of a tile, inputs along it.
+_OUT: Final = 2
+_IN: Final = 4
+_INPUT: Final = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32)
+_FILTER: Final = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
+_OUTPUT: Final = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32)
+
+#: With fewer channels, transformations take longer than they save; with more filters, those of filters do.
+_LEAST_CHANNELS: Final = 48
+_MOST_FILTERS: Final = 1 << 15
+#: Tiles in a block: what becomes of them stays in the cache.
+_TILES: Final = 64
+#: Fewer tiles in all do not make up for the transformation of the filters.
+_LEAST_TILES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradPlan:
+    """Sizes of a convolution by tiles, and of its blocks of images and rows of tiles."""
+
+    window: Window
+    batch: int
+    channels: int
+    filters: int
+    images: int  #: images in a block
+    rows: int  #: rows of tiles in a block
+
+    @property
+    def across(self) -> int:
+        """Tiles in a row."""
+        return -(-self.window.output[1] // _OUT)
+
+    @property
+    def down(self) -> int:
+        """Rows of tiles in an image."""
+        return -(-self.window.output[0] // _OUT)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles in a block."""
+        return self.images * self.rows * self.across
+
+    @property
+    def width(self) -> int:
+        """Columns of the padded images."""
+        return _OUT * self.across + _IN - _OUT
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return _IN**2 * self.batch * self.down * self.across * self.channels * self.filters
+
+    def scratch(self) -> list[TensorSpec]:
+        """Filters, in order and transformed; for each lane, four arrays.
+
+        They are padded images, their rows transformed, and transformed tiles of inputs and of outputs; the
+        first two serve again for the outputs with their rows, and then their columns, transformed back.
+        """
+        row = self.width * self.images * self.channels
+        made = self.tiles * self.filters
+        lane = [
+            max((_OUT * self.rows + _IN - _OUT) * row, _OUT * _IN * made),
+            max(self.rows * _IN * row, _OUT**2 * made),
+            _IN**2 * self.tiles * self.channels,
+            _IN**2 * made,
+        ]
+        pairs = self.channels * self.filters
+        return [spec((n,), np.dtype(np.float32)) for n in [9 * pairs, _IN**2 * pairs, *lane * LANES]]
+
+    def blocks(self) -> Iterator[tuple[int, int, WinogradPlan]]:
+        """The first image and the first row of tiles of each block, and its own sizes."""
+        for image in range(0, self.batch, self.images):
+            for row in range(0, self.down, self.rows):
+                images, rows = min(self.images, self.batch - image), min(self.rows, self.down - row)
+                yield image, row, replace(self, images=images, rows=rows)
+
+
+def plan_winograd(
+    window: Window, batch: int, channels: int, filters: int, dtype: np.dtype
+) -> WinogradPlan | None:
+    """A plan, or ``None`` where another way is better or the only one."""
+    if (
+        dtype != np.float32
+        or window.channels_last
+        or window.kernel != (3, 3)
+        or window.stride != (1, 1)
+        or window.dilation != (1, 1)
+        or min(channels, filters) < _LEAST_CHANNELS
+        or channels * filters > _MOST_FILTERS
+    ):
+        return None
+    most = min(_TILES, SMALL_PRODUCT // (channels * filters))
+    one = WinogradPlan(window, batch, channels, filters, 1, 1)
+    if batch * one.tiles * one.down < _LEAST_TILES or one.tiles > most:
+        return None
+    rows = min(one.down, most // one.tiles)
+    return replace(one, rows=rows, images=min(batch, most // (one.tiles * rows)))
+
+
+def transform_filters(plan: WinogradPlan, filters: Array, ordered: Array, transformed: Array) -> None:
+    """``G g G^T`` of filters (output channel, channel, 3, 3), through flat memory into flat memory."""
+    channels, made = plan.channels, plan.filters
+    np.copyto(ordered.reshape(3, 3, channels, made), filters.transpose(2, 3, 1, 0))
+    both = np.kron(_FILTER, _FILTER)
+    by_channel = ordered.reshape(9, channels, made).transpose(1, 0, 2)
+    np.matmul(both, by_channel, out=transformed.reshape(_IN**2, channels, made).transpose(1, 0, 2))
+
+
+def bind_winograd(
+    plan: WinogradPlan,
+    images: Array,
+    outputs: Array,
+    transformed: Array,
+    bias: Array | None,
+    memory: Sequence[Array],
+) -> list[Callable[[], None]]:
+    """One callable a lane: the convolution of its blocks.
+
+    ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
+    ``transformed`` the filters, ``bias`` one number an output channel, ``memory`` flat memory of all lanes.
+    """
+    filters = transformed.reshape(_IN**2, plan.channels, plan.filters)
+    lanes: list[list[Callable[[], None]]] = [[] for _ in range(LANES)]
+    for number, (image, row, block) in enumerate(plan.blocks()):
+        lane = number % LANES
+        own = images[image : image + block.images], outputs[image : image + block.images]
+        lanes[lane].append(_step(block, row, *own, filters, bias, memory[4 * lane :][:4]))
+    return [functools.partial(_run, lane) for lane in lanes]
+
+
+def _run(steps: list[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
+
+
+def _step(
+    plan: WinogradPlan,
+    row: int,
+    images: Array,
+    outputs: Array,
+    filters: Array,
+    bias: Array | None,
+    memory: Sequence[Array],
+) -> Callable[[], None]:
+    """The convolution of one block, whose first row of tiles is ``row``."""
+    rows, across, width, count = plan.rows, plan.across, plan.width, plan.images
+    size = memory[0].itemsize
+    # Padded images, and each row of tiles of them: views that overlap.
+    height = _OUT * rows + _IN - _OUT
+    pixel = count * plan.channels
+    line = width * pixel
+    padded = memory[0][: height * line].reshape(height, width, count, plan.channels)
+    bands = as_strided(padded, (rows, _IN, line), (_OUT * line * size, line * size, size))
+    band_sums = memory[1][: rows * _IN * line].reshape(rows, _IN, line)
+    columns = as_strided(
+        band_sums,
+        (rows, _IN, across, _IN, pixel),
+        (_IN * line * size, line * size, _OUT * pixel * size, pixel * size, size),
+    )
+    tiles = memory[2][: _IN**2 * plan.tiles * plan.channels]
+    by_place = tiles.reshape(_IN, _IN, rows, across, pixel).transpose(2, 0, 3, 1, 4)
+    products = memory[3][: _IN**2 * plan.tiles * plan.filters]
+    made = plan.tiles * plan.filters
+    result_rows = memory[0][: _OUT * _IN * made].reshape(_OUT, _IN, made)
+    results = memory[1][: _OUT**2 * made].reshape(_OUT, _OUT, made)
+    factors = tiles.reshape(_IN**2, plan.tiles, plan.channels)
+    targets = products.reshape(_IN**2, plan.tiles, plan.filters)
+    by_row = products.reshape(_IN, _IN * made)
+
+    inside, source, paddings = _image_views(plan, row, images, padded)
+    finals = _output_views(plan, row, outputs, results.reshape(_OUT, _OUT, rows, across, count, plan.filters))
+
+    def run() -> None:
+        for padding in paddings:
+            padding.fill(0)
+        np.copyto(inside, source)
+        np.matmul(_INPUT, bands, out=band_sums)
+        np.matmul(_INPUT, columns, out=by_place)
+        np.matmul(factors, filters, out=targets)
+        np.matmul(_OUTPUT, by_row, out=result_rows.reshape(_OUT, _IN * made))
+        np.matmul(_OUTPUT, result_rows, out=results)
+        for final, result in finals:
+            if bias is None:
+                np.copyto(final, result)
+            else:
+                np.add(result, bias, out=final)
+
+    return run
+
+
+def _image_views(
+    plan: WinogradPlan, row: int, images: Array, padded: Array
+) -> tuple[Array, Array, list[Array]]:
+    """The part of the padded images that lies inside, the images there, and the parts that are padding."""
+    cuts = []
+    starts = (_OUT * row, 0)
+    for start, head, size, length in zip(
+        starts, plan.window.head, plan.window.image, padded.shape, strict=False
+    ):
+        first = min(max(0, head - start), length)
+        last = max(first, min(length, size + head - start))
+        cuts.append((first, last, first + start - head))
+    (top, bottom, from_row), (left, right, from_column) = cuts
+    source = images[:, :, from_row : from_row + bottom - top, from_column : from_column + right - left]
+    paddings = [padded[:top], padded[bottom:], padded[top:bottom, :left], padded[top:bottom, right:]]
+    inside = padded[top:bottom, left:right]
+    return inside, source.transpose(2, 3, 0, 1), [p for p in paddings if p.size]
+
+
+def _output_views(plan: WinogradPlan, row: int, outputs: Array, results: Array) -> list[tuple[Array, Array]]:
+    """Pairs (outputs, results) of equal shape, one for each place in a tile."""
+    pairs = []
+    for down in range(_OUT):
+        for across in range(_OUT):
+            stop = _OUT * (row + plan.rows)
+            final = outputs[:, :, _OUT * row + down : stop : _OUT, across::_OUT].transpose(2, 3, 0, 1)
+            pairs.append((final, results[down, across, : final.shape[0], : final.shape[1]]))
+    return pairs
