@@ -30,7 +30,7 @@ BLOCK: Final = 1 << 15
 _MAX_BLOCKS: Final = 1 << 10
 _ALIGNMENT: Final = 64
 #: Bytes that pass through the cache in the time of one that comes from memory.
-_CACHED: Final = 4
+_CACHED: Final = 8
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet.cli.explain import node_text
 from gpunet.cpu_fallback import fused as cpu_fused
 from gpunet.cuda_kernels import fused as cuda_fused
 from gpunet.cuda_kernels import nvrtc
@@ -189,6 +190,18 @@ def test_constants_stay_constant():
         ("Sqr", True),
         ("FusedElementwise", False),
     ]
+
+
+def test_constants_are_not_written_over():
+    ops = [
+        op("ConstantFill", "", "y", shape=[5, 6, 7], value=2.0),
+        op("Mul", "x y", "a"),
+        op("Relu", "a", "y"),
+    ]
+    ws = ran([*ops, op("Softmax", "y", "w")], keep=["w"], runs=3)
+    assert types(ws) == ["ConstantFill", "Mul", "Relu", "Softmax"]
+    want = ran([*ops, op("Softmax", "y", "w")], keep=["w"], without=["fusion"])
+    np.testing.assert_array_equal(ws.fetch("w"), want.fetch("w"))
 
 
 @needs_compiler
@@ -427,3 +440,8 @@ def test_threads_give_the_same_bits(monkeypatch):
         losses.append(ran(total, keep=["w"]).fetch("w"))
     threads._pool.cache_clear()
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_explain_shows_what_is_computed():
+    (node,) = nodes_of(ran(CHAIN))
+    assert node_text(node).endswith("(y = Sigmoid((Relu(Scale(x, scale=0.5) + z) * c) - r))")

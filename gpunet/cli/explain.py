@@ -103,6 +103,8 @@ def graph_lines(graph: Graph) -> Iterator[str]:
 
 def node_text(node: Node) -> str:
     """``Conv on cpu: data float32 8x3x32x32, w float32 4x3x3x3 -> y float32 8x4x30x30``, and remarks."""
+    from gpunet.operators.fused import expression
+
     kind = "copy" if node.op is None else node.op.type
     inputs, outputs = (", ".join(map(_value_text, values)) for values in (node.inputs, node.outputs))
     text = f"{kind} on {node.device}: {inputs}{' ' if inputs else ''}-> {outputs}"
@@ -111,7 +113,8 @@ def node_text(node: Node) -> str:
         for index, value in enumerate(node.outputs)
         if (source := node.aliased(index)) is not None
     ]
-    remarks = [*(["runs once"] if node.constant else []), *places]
+    fused = [expression(node.op)] if node.op is not None and node.op.type == "FusedElementwise" else []
+    remarks = [*fused, *(["runs once"] if node.constant else []), *places]
     return f"{text} ({'; '.join(remarks)})" if remarks else text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +31,8 @@ CPU_ELEMENTS: Final = 1 << 17
 #: What a group may have: a kernel has a few hundred registers a thread, and 4 KiB of parameters.
 MAX_OPERATORS: Final = 64
 MAX_INPUTS: Final = 16
+#: Letters of the name of a fused operator, which is what it computes.
+MAX_NAME: Final = 100
 
 #: A value that a group reads, with the shape in which it is broadcast against the others.
 _Operand = tuple[Value, Shape]
@@ -68,6 +71,7 @@ class _Fusion:
         self._kept = kept
         self._writer: dict[Value, int] = {}
         self._readers: dict[Value, list[int]] = {}
+        self._constants = {value for node in graph.nodes if node.constant for value in node.outputs}
         #: Values that others wait for without reading them.
         self._awaited = {value for node in graph.nodes for value in node.after}
         #: Where each blob is written, by name and device.
@@ -146,6 +150,7 @@ class _Fusion:
                 shape != group.shape
                 or value.spec != output.spec
                 or any(reader > group.last for reader in self._readers[value])
+                or value in self._constants
             ):
                 return False
         return True
@@ -247,7 +252,7 @@ def _fused_node(group: _Group) -> Node | None:
         device_option=last.definition.device_option if last.definition.HasField("device_option") else None,
     )
     op = Operator(definition, last.net_name, last.index)
-    definition.name = expression(op)
+    definition.name = textwrap.shorten(expression(op), MAX_NAME, placeholder=" ...")
     specs = [value.spec for value in values], [value.spec for value in node.outputs]
     if reason_against(op, node.device.kind, *specs) is not None:
         return None
