@@ -6,10 +6,13 @@ A process that was started by ``mpirun``, ``mpiexec``, ``srun`` or ``gpunet laun
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from typing import Final
 
-from gpunet.devices import Device
+from gpunet.devices import Device, parse_device
+from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import OPS, Communicator, element_type
 from gpunet.distributed.discovery import Place, discover, local_device
 from gpunet.distributed.failure import CollectiveError, PeerFailed
@@ -23,6 +26,7 @@ __all__ = [
     "PeerFailed",
     "Place",
     "SingleCommunicator",
+    "check_same_graph",
     "discover",
     "element_type",
     "finalize",
@@ -34,6 +38,7 @@ __all__ = [
 BACKENDS: Final = ("auto", "mpi", "nccl", "single")
 _world: Communicator | None = None
 _lock = threading.Lock()
+log = logging.getLogger("gpunet")
 
 
 def world() -> Communicator:
@@ -47,8 +52,8 @@ def init(backend: str = "auto", device: str | Device | None = None) -> Communica
     Args:
         backend: ``mpi``; ``nccl``; ``single``; or ``auto``: one process for itself where no launcher started
             it, else NCCL where ``device`` is a GPU on every rank, else MPI.
-        device: where this rank computes; needed for NCCL only. By default the one of
-            :func:`local_device` for ``auto``.
+        device: where this rank computes; ``auto`` chooses NCCL only if it is given. For ``nccl`` it is the
+            GPU of the local rank by default.
 
     Returns:
         The communicator, also of :func:`world` from now on. A second call returns the first one, if it is of
@@ -86,4 +91,33 @@ def _make(backend: str, device: str | Device | None) -> Communicator:
         return SingleCommunicator()
     from gpunet.distributed.mpi import MpiCommunicator
 
-    return MpiCommunicator()
+    ranks = MpiCommunicator()
+    if backend == "mpi" or (backend == "auto" and device is None):
+        return ranks
+    chosen = local_device("cuda", ranks.place) if device is None else parse_device(device)
+    if backend == "auto" and not _all_have_nccl(ranks, chosen):
+        return ranks
+    from gpunet.distributed.nccl import NcclCommunicator
+
+    if chosen.kind != "cuda":
+        raise DeviceError(
+            f"NCCL works between GPUs, found device {chosen}, wanted 'cuda:N' or the backend mpi"
+        )
+    return NcclCommunicator(ranks, chosen)
+
+
+def _all_have_nccl(ranks: Communicator, device: Device) -> bool:
+    """Whether every rank has a GPU of its own and NCCL; all ranks get the same answer."""
+    from gpunet.distributed.nccl import load_nccl
+
+    able = device.kind == "cuda"
+    try:
+        if able:
+            load_nccl()
+    except DeviceError as error:
+        log.warning("%s; the ranks use MPI", error)
+        able = False
+    found = ranks.all_gather_object([able, ranks.place.host, str(device)])
+    shared = len({(host, name) for _, host, name in found}) < len(found)
+    hidden = "CUDA_VISIBLE_DEVICES" in os.environ
+    return all(has for has, _, _ in found) and (hidden or not shared)

@@ -7,10 +7,11 @@ the work is to be ordered with.
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -49,13 +50,14 @@ def element_type(name: str) -> np.dtype:
     """
     if name == "bfloat16":
         try:
-            import ml_dtypes
+            ml_dtypes: Any = importlib.import_module("ml_dtypes")
         except ImportError:
             raise DataTypeError(
                 "element type bfloat16 needs the package ml_dtypes, which is not installed: "
                 "pip install ml_dtypes, or use float16"
             ) from None
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype = np.dtype(ml_dtypes.bfloat16)
+        return found
     try:
         found = np.dtype(name)
     except TypeError:
@@ -115,6 +117,8 @@ class Communicator(ABC):
         divided before it is rounded. All ranks get the same bits. A mean of integers is refused.
         """
         self._check(x, op)
+        if self._recorded(lambda a: self.all_reduce(a, op), [x], stream, 0):
+            return
         with self._entered("all_reduce", x, op):
             self._all_reduce(x, op, stream)
 
@@ -122,6 +126,8 @@ class Communicator(ABC):
         """As :meth:`all_reduce`, but only rank ``root`` gets the result; ``x`` holds anything elsewhere."""
         self._check(x, op)
         self._check_rank("root", root)
+        if self._recorded(lambda a: self.reduce(a, root, op), [x], stream, 0):
+            return
         with self._entered("reduce", x, op, root):
             self._reduce(x, root, op, stream)
 
@@ -129,6 +135,8 @@ class Communicator(ABC):
         """Replaces ``x`` on every rank by that of rank ``root``; of any element type."""
         self._check(x)
         self._check_rank("root", root)
+        if self._recorded(lambda a: self.broadcast(a, root), [x], stream, 0):
+            return
         with self._entered("broadcast", x, "", root):
             self._broadcast(x, root, stream)
 
@@ -140,6 +148,8 @@ class Communicator(ABC):
         self._check(x)
         self._check(out)
         self._check_sizes("out", out, "x", x)
+        if self._recorded(lambda a, b: self.all_gather(a, b), [x, out], stream, 1):
+            return
         with self._entered("all_gather", x):
             self._all_gather(x, out, stream)
 
@@ -148,11 +158,13 @@ class Communicator(ABC):
         self._check(x, op)
         self._check(out)
         self._check_sizes("x", x, "out", out)
+        if self._recorded(lambda a, b: self.reduce_scatter(a, b, op), [x, out], stream, 1):
+            return
         with self._entered("reduce_scatter", x, op):
             self._reduce_scatter(x, out, op, stream)
 
     def all_gather_rows(self, x: Array) -> Array:
-        """Rows of ``x`` of all ranks under each other, rank 0 first; each rank may have any number, also none.
+        """Rows of ``x`` of all ranks under each other, rank 0 first; a rank may have none.
 
         ``x`` is on the host and has at least one dimension; all but the first are the same on all ranks.
         """
@@ -207,7 +219,7 @@ class Communicator(ABC):
         """Ends all processes of the job, after ``message`` on standard error."""
         failure.abort(message)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most hold nothing)
         """Gives back what the communicator holds; it is not used any more."""
 
     # ---- what an implementation does ----
@@ -242,8 +254,16 @@ class Communicator(ABC):
     @abstractmethod
     def _all_gather_bytes(self, text: bytes) -> list[bytes]: ...
 
-    def _agree(self, kind: str, x: Tensor | None, op: str, root: int) -> None:
+    def _agree(self, kind: str, x: Tensor | None, op: str, root: int) -> None:  # noqa: B027 (some need none)
         """Makes sure that all ranks do the same thing; raises :class:`CollectiveError` on all of them."""
+
+    def _recorded(
+        self, work: Callable[..., None], buffers: Sequence[Tensor], stream: Stream | None, reads: int
+    ) -> bool:
+        """Whether an operation was recorded into a graph in place of being run: where the communicator works
+        on the host, and cannot be captured itself. The first ``reads`` of the buffers are only read.
+        """
+        return False
 
     # ---- checks ----
 
@@ -294,8 +314,8 @@ class Communicator(ABC):
             raise DataTypeError(f"{many} is {whole.dtype} and {one} is {part.dtype}, wanted one element type")
         if whole.size != part.size * self.size:
             raise ShapeError(
-                f"{many} has {whole.size} elements and {one} has {part.size}, wanted {self.size} times as many "
-                f"in {many}, for {self.size} ranks"
+                f"{many} has {whole.size} elements and {one} has {part.size}, wanted {self.size} times as "
+                f"many in {many}, for {self.size} ranks"
             )
 
 

@@ -43,7 +43,7 @@ class CollectiveError(GpunetError, RuntimeError):
     """Ranks do not agree on what they do together, or one of them did not come."""
 
 
-class PeerFailed(CollectiveError):
+class PeerFailed(CollectiveError):  # noqa: N818 (it says what has happened)
     """Another rank has failed; the message says which, where, and in what."""
 
 
@@ -81,6 +81,7 @@ class _State:
     count: int = 0
     within: bool = False
     what: str = ""
+    label: str = ""
     operator: str = ""
     step: int = -1
     #: What another rank, or the monitor, said of a failure.
@@ -105,9 +106,23 @@ def at() -> str:
     state = _state
     if not state.what:
         return "it had done nothing with the other ranks yet"
-    operation = f"{state.operator} ({state.what})" if state.operator else state.what
     step = f", step {state.step}" if state.step >= 0 else ""
-    return f"{'in' if state.within else 'last in'} {operation}{step}"
+    return f"{'in' if state.within else 'last in'} {state.label}{step}"
+
+
+def what() -> str:
+    """The operation that is under way, and its operator."""
+    return _state.label
+
+
+def in_operator() -> bool:
+    """Whether what is under way belongs to an operator of a net."""
+    return bool(_state.operator)
+
+
+def operator_now() -> tuple[str, int]:
+    """Operator and step that operations belong to at this moment, for :func:`operator`."""
+    return _state.operator, _state.step
 
 
 def set_step(step: int) -> None:
@@ -132,6 +147,7 @@ def inside(what: str, *, together: bool) -> Iterator[None]:
     state.count += together
     outer = state.within
     state.what, state.within = what, True
+    state.label = f"{state.operator} ({what})" if state.operator else what
     try:
         yield
     finally:
@@ -144,8 +160,10 @@ def check() -> None:
         raise PeerFailed(f"{who()} stops, {at()}: {_state.news}")
 
 
-def late(waited: float) -> CollectiveError:
-    """The error of a rank that has waited so many seconds for others; asks the monitor whom it waits for."""
+def late(waited: float, where: str = "") -> CollectiveError:
+    """The error of a rank that has waited so many seconds for others (``where`` not in what it does now, in
+    that); asks the monitor whom it waits for.
+    """
     if _state.link is not None:
         _tell(late=_state.count, seconds=round(waited, 1), **_report())
         deadline = time.monotonic() + 2
@@ -153,9 +171,22 @@ def late(waited: float) -> CollectiveError:
             time.sleep(0.01)
     reason = _state.news or "not all of the others have come"
     return CollectiveError(
-        f"{who()} has waited {waited:.1f} seconds for the other ranks, {at()}: {reason}; {TIMEOUT_VARIABLE} sets "
-        "how long to wait"
+        f"{who()} has waited {waited:.1f} seconds for the other ranks, {where or at()}: {reason}; "
+        f"{TIMEOUT_VARIABLE} sets how long to wait"
     )
+
+
+def news() -> str:
+    """What is known of the failure of another rank; empty while there is none."""
+    return _state.news
+
+
+def announce(text: str) -> None:
+    """Takes a failure that was noticed in the background for news, and ends the job."""
+    _state.news = _state.news or text
+    if aborts():
+        time.sleep(_GRACE)
+        abort(text)
 
 
 # ---- the end ----
@@ -282,7 +313,6 @@ def _listen(link: socket.socket) -> None:
         if not more:
             return
         data += more
-    _state.news = str(json.loads(data.split(b"\n")[0])["failed"])
-    if aborts():
-        time.sleep(_GRACE)
-        abort(f"{who()} stops, {at()}: {_state.news}")
+    said = str(json.loads(data.split(b"\n")[0])["failed"])
+    _state.news = said
+    announce(f"{who()} stops, {at()}: {said}")

@@ -111,8 +111,8 @@ class Monitor:
             if other.left and any(r.within and r.count > other.count for r in self.ranks.values()):
                 waiting = next(r for r in self.ranks.values() if r.within and r.count > other.count)
                 self._fail(
-                    f"{self._name(other)} has left the job, {other.at}, but rank {waiting.rank} waits for it, "
-                    f"{waiting.at}"
+                    f"{self._name(other)} has left the job, {other.at}, but rank {waiting.rank} waits for "
+                    f"it, {waiting.at}"
                 )
         return True
 

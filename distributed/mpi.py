@@ -1,18 +1,20 @@
 """The communicator over MPI, by mpi4py; for tensors on the host, and on devices by way of it.
 
-Only what the MPI standard has is used, so MPICH, Open MPI and their kin serve alike. Before an operation of all
-ranks they exchange what they are about to do, so that a disagreement is an error with names and not a hang or
-a wrong number; that exchange is also where ranks wait for each other, with sleeps that grow. Then data moves
-by non-blocking operations in place, in pieces.
+Only what the MPI standard has is used, so MPICH, Open MPI and their kin serve alike. Before an operation of
+all ranks they exchange what they are about to do, so that a disagreement is an error with names and not a
+hang or a wrong number; that exchange is also where ranks wait for each other, with sleeps that grow. Then
+data moves by non-blocking operations in place, in pieces.
 
-Sums of half types: each rank gets a part of the elements from all others, adds them in float32 in the order of
-the ranks, rounds once, and sends the result to all. That moves as few bytes as a ring and gives all ranks the
-same bits.
+Sums of half types: each rank gets a part of the elements from all others, adds them in float32 in the order
+of the ranks, rounds once, and sends the result to all. That moves as few bytes as a ring and gives all ranks
+the same bits.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
 import os
 import secrets
 import socket
@@ -63,7 +65,7 @@ def load_mpi() -> Any:
     Raises :class:`DeviceError` with what is missing and how to get it.
     """
     try:
-        from mpi4py import MPI
+        return importlib.import_module("mpi4py.MPI")
     except ImportError as error:
         raise DeviceError(
             f"MPI cannot be used: {error}; pip install 'gpunet[mpi]' brings mpi4py and an MPI with mpirun"
@@ -72,7 +74,6 @@ def load_mpi() -> Any:
         raise DeviceError(
             f"MPI cannot be used: mpi4py finds no MPI library ({error}); pip install 'gpunet[mpi]' brings one"
         ) from error
-    return MPI
 
 
 class MpiCommunicator(Communicator):
@@ -93,8 +94,8 @@ class MpiCommunicator(Communicator):
         world = mpi.COMM_WORLD
         if told.size > 1 and world.Get_size() == 1:
             raise DeviceError(
-                f"{told.launcher} started this process as rank {told.rank} of {told.size}, but its MPI library "
-                f"({_library(mpi)}) sees one process alone; wanted the mpirun that belongs to this library"
+                f"{told.launcher} started this process as rank {told.rank} of {told.size}, but its "
+                f"MPI library ({_library(mpi)}) sees one process alone; wanted the mpirun that belongs to this library"
             )
         # A communicator of our own: messages of others on the world cannot be taken for ours.
         self.comm = world.Dup()
@@ -161,8 +162,15 @@ class MpiCommunicator(Communicator):
             f"ranks do not agree on what they do together: rank 0 is {texts[0]}; {others}"
         )
 
-    def _flush(self) -> None:
-        """Runs what is queued on simulated devices: collectives in it come before this one."""
+    @staticmethod
+    def _flush() -> None:
+        """Runs what is queued on simulated devices: a graph that is replayed there may hold collectives,
+        which come before one that is called from outside.
+        """
+        if not failure.in_operator():
+            for found in backends.opened():
+                if found.simulated:
+                    found.stream.synchronize()
 
     # ---- operations on the host ----
 
@@ -172,7 +180,11 @@ class MpiCommunicator(Communicator):
 
     def _all_reduce(self, x: Tensor, op: str, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a: self._all_reduce(a, op, None), x, x, stream)
+            if self._takes(x) and op != MEAN and not is_half(x.dtype):
+                for part in self._views(x, stream):
+                    self._wait(self.comm.Iallreduce(self.mpi.IN_PLACE, part, self._ops[op]))
+                return
+            self._staged(lambda a: self._all_reduce(a, op, None), [x], stream)
             return
         flat = x.reshape(-1)
         if self.size == 1 or not flat.size:
@@ -215,7 +227,11 @@ class MpiCommunicator(Communicator):
 
     def _broadcast(self, x: Tensor, root: int, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a: self._broadcast(a, root, None), x, x, stream)
+            if self._takes(x):
+                for part in self._views(x.view((x.nbytes,), np.uint8), stream):
+                    self._wait(self.comm.Ibcast(part, root))
+                return
+            self._staged(lambda a: self._broadcast(a, root, None), [x], stream)
             return
         data = _bytes(x)
         if self.size > 1:
@@ -224,7 +240,7 @@ class MpiCommunicator(Communicator):
 
     def _all_gather(self, x: Tensor, out: Tensor, stream: Stream | None) -> None:
         if isinstance(x, Buffer) or isinstance(out, Buffer):
-            self._staged(lambda a, b: self._all_gather(a, b, None), x, out, stream)
+            self._staged(lambda a, b: self._all_gather(a, b, None), [x, out], stream)
             return
         source, target = _bytes(x), _bytes(out).reshape(self.size, -1)
         own = target[self.rank]
@@ -253,7 +269,7 @@ class MpiCommunicator(Communicator):
 
     def _reduce_scatter(self, x: Tensor, out: Tensor, op: str, stream: Stream | None) -> None:
         if isinstance(x, Buffer) or isinstance(out, Buffer):
-            self._staged(lambda a, b: self._reduce_scatter(a, b, op, None), x, out, stream)
+            self._staged(lambda a, b: self._reduce_scatter(a, b, op, None), [x, out], stream)
             return
         if self.size == 1 or not out.size:
             copy_tensor(out, x, None)
@@ -272,7 +288,7 @@ class MpiCommunicator(Communicator):
 
     def _send(self, x: Tensor, to: int, tag: int, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a, _: self._send(a, to, tag, None), x, None, stream)
+            self._staged(lambda a: self._send(a, to, tag, None), [x], stream, back=False)
             return
         data = _bytes(x)
         header = np.array([_type_code(x.dtype), x.size], np.int64)
@@ -282,15 +298,15 @@ class MpiCommunicator(Communicator):
 
     def _recv(self, x: Tensor, source: int, tag: int, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a: self._recv(a, source, tag, None), x, x, stream)
+            self._staged(lambda a: self._recv(a, source, tag, None), [x], stream)
             return
         data = _bytes(x)
         header = np.empty(2, np.int64)
         self._wait(self.comm.Irecv(header, source, tag), patient=True)
-        if tuple(header) != (_type_code(x.dtype), x.size):
+        if [int(n) for n in header] != [_type_code(x.dtype), x.size]:
             raise failure.CollectiveError(
-                f"rank {source} sends {header[1]} elements of {_type_name(int(header[0]))} with tag {tag}, rank "
-                f"{self.rank} wants {x.size} of {x.dtype.name}"
+                f"rank {source} sends {header[1]} elements of {_type_name(int(header[0]))} with tag {tag}, "
+                f"rank {self.rank} wants {x.size} of {x.dtype.name}"
             )
         for piece in self._pieces(data.size, 1):
             self._wait(self.comm.Irecv(data[piece], source, tag))
@@ -310,34 +326,60 @@ class MpiCommunicator(Communicator):
 
     # ---- devices ----
 
-    def _staged(
-        self, work: Callable[..., None], source: Tensor, target: Tensor | None, stream: Stream | None
-    ) -> None:
-        """Runs ``work`` on host copies of buffers: of one that is both read and written, or of two.
-
-        Waits for the stream. On the simulated device, while its work is recorded as a graph, the call is
-        recorded too.
-        """
-        device = source if isinstance(source, Buffer) else target
-        if not isinstance(device, Buffer) or not isinstance(target, (Buffer, type(None))):
-            raise DeviceError("one tensor is on a device and one on the host, wanted both in one place")
-        backend = device.backend
-        queue = stream or backend.stream
-        whole = [source] if source is target else [b for b in (source, target) if isinstance(b, Buffer)]
-        if backend.simulated and queue.capturing:
-            backend.call_host(work, whole, queue, reads=0 if source is target else 1)
-            return
-        if queue.capturing:
+    def _recorded(
+        self, work: Callable[..., None], buffers: Sequence[Tensor], stream: Stream | None, reads: int
+    ) -> bool:
+        """Records the call of an operation on a simulated device that is captured; whether that was so."""
+        first = buffers[0]
+        if not isinstance(first, Buffer):
+            return False
+        queue = stream or first.backend.stream
+        if not queue.capturing:
+            return False
+        if not first.backend.simulated:
             raise DeviceError(
-                "a collective over MPI cannot be captured as a graph, wanted NCCL, or the engine async_scheduling"
+                "a collective over MPI cannot be captured as a graph, wanted NCCL, or the engine "
+                "async_scheduling"
             )
+        where = failure.operator_now()
+
+        def call(*arrays: Array) -> None:
+            with failure.operator(*where):
+                work(*arrays)
+
+        first.backend.call_host(call, [b for b in buffers if isinstance(b, Buffer)], queue, reads)
+        return True
+
+    def _takes(self, x: Buffer) -> bool:
+        """Whether MPI is given the memory of a buffer itself."""
+        return self.cuda_aware and not x.backend.simulated
+
+    def _views(self, x: Buffer, stream: Stream | None) -> list[Buffer]:
+        """The pieces of a buffer, after the work on the stream that fills it."""
+        (stream or x.backend.stream).synchronize()
+        pieces = self._pieces(x.size, x.dtype.itemsize)
+        sizes = [(p.start * x.dtype.itemsize, p.stop - p.start) for p in pieces]
+        return [Buffer(x.backend, x.memory, (n,), x.dtype, x.offset + at, x.name) for at, n in sizes]
+
+    def _staged(
+        self,
+        work: Callable[..., None],
+        buffers: Sequence[Tensor],
+        stream: Stream | None,
+        *,
+        back: bool = True,
+    ) -> None:
+        """Runs ``work`` on host copies of buffers, of which the last is written; waits for the stream."""
+        whole = [b for b in buffers if isinstance(b, Buffer)]
+        if len(whole) < len(buffers):
+            raise DeviceError("one tensor is on a device and one on the host, wanted both in one place")
+        backend = whole[0].backend
+        queue = stream or backend.stream
         hosts = [np.empty(b.shape, b.dtype) for b in whole]
         backend.copy_out(hosts[0], whole[0], queue)
-        if target is None:
-            work(hosts[0], None)
-            return
         work(*hosts)
-        backend.copy_in(target, hosts[-1], queue)
+        if back:
+            backend.copy_in(whole[-1], hosts[-1], queue)
 
     # ---- the monitor ----
 
@@ -359,8 +401,6 @@ class MpiCommunicator(Communicator):
 
 def _launch_monitor(size: int, host: str, token: str) -> int:
     """Starts the monitor; the port that it listens on."""
-    import json
-
     script = Path(__file__).with_name("monitor.py")
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(script)],
@@ -438,10 +478,3 @@ def _type_code(dtype: np.dtype) -> int:
 
 def _type_name(code: int) -> str:
     return next((d.name for d, t in NUMPY_TO_PROTO.items() if int(t) == code), "another type")
-
-
-def flush_simulated() -> None:
-    """Waits for the simulated devices: collectives in their queues come first."""
-    for found in backends.opened():
-        if found.simulated:
-            found.stream.synchronize()

@@ -85,6 +85,11 @@ class SimStream(backends.Stream):
         self.number = next(executor.stream_numbers)
         self.queue: deque[Work] = deque()
 
+    @property
+    def capturing(self) -> bool:
+        """Whether work is recorded into a graph: of all streams of the device at once."""
+        return self.executor.captured is not None
+
     def put(self, work: Work) -> None:
         """Appends work."""
         executor = self.executor

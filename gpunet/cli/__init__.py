@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import traceback
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ COMMANDS: Final = {
     "draw": "Draw a net as SVG or for Graphviz.",
     "check-races": "Prove that the schedule of a net has no races.",
     "info": "Describe a saved model: operators, parameters, FLOPs, memory.",
+    "launch": "Run a command as several ranks, on this and other hosts.",
     "devices": "Tell which devices there are, and what is missing for others.",
     "ops": "Describe the operators that nets may have.",
     "check-grad": "Check an operator: its gradient, and its kernels on devices.",
@@ -57,7 +59,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            _end_other_ranks(error)
             click.secho("interrupted", fg="yellow", err=True)
             ctx.exit(130)
         except (GpunetError, OSError, MemoryError) as error:
@@ -66,12 +69,20 @@ class Commands(click.Group):
             # Being interrupted is no error, and has an exit status of its own.
             exit_code = getattr(error, "exit_code", None)
             if exit_code is None:
+                _end_other_ranks(error)
                 click.secho(f"error: {_message(error)}", fg="red", err=True)
             else:
                 click.secho(_message(error), fg="yellow", err=True)
             ctx.exit(1 if exit_code is None else exit_code)
         finally:
             logger.removeHandler(handler)
+
+
+def _end_other_ranks(error: BaseException) -> None:
+    """Ends the job with a message, if this process is one rank of several; the others would wait for it."""
+    failure = sys.modules.get("gpunet.distributed.failure")
+    if failure is not None:
+        failure.fail(error)
 
 
 class _Warnings(logging.Handler):

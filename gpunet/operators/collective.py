@@ -1,7 +1,7 @@
 """Collectives: operators that all ranks of a job run together, in one order.
 
-Allreduce, Broadcast, Allgather, ReduceScatter, Barrier, the common worlds that Caffe2 makes for
-them, and the NCCL operators. They use the communicator of the process (:func:`gpunet.distributed.world`), or that of a
+Allreduce, Broadcast, Allgather, ReduceScatter, Barrier, the common worlds that Caffe2 makes for them, and the
+NCCL operators. They use the communicator of the process (:func:`gpunet.distributed.world`), or that of a
 common world which is given as the first input.
 """
 
@@ -108,8 +108,8 @@ _one_to_one("Broadcast", [_ROOT], "Each Y on each rank becomes the first X of ra
 _one_to_one(
     "NCCLAllreduce",
     [_OP, _AVERAGE],
-    "With several X: each Y becomes their sum, in this process alone. With one: Y becomes the sum of X of all "
-    "ranks.",
+    "With several X: each Y becomes their sum, in this process alone. With one: Y becomes the sum of X of "
+    "all ranks.",
 )
 _one_to_one(
     "NCCLBroadcast",
@@ -132,8 +132,8 @@ register(
     inplace=_IN_PLACE + [(i, 0) for i in range(2, 64)],
     infer=_infer_reduce,
     chain=CHAIN,
-    doc="With several X: Y becomes their sum. With one: Y on rank ``root`` becomes the sum of X of all ranks, and "
-    "holds anything on the others.",
+    doc="With several X: Y becomes their sum. With one: Y on rank ``root`` becomes the sum of X of all "
+    "ranks, and holds anything on the others.",
 )
 
 
@@ -217,8 +217,8 @@ register(
     args=[_OP, _AVERAGE, _SIZE],
     infer=_infer_nccl_scatter,
     chain=CHAIN,
-    doc="With several X: Y number i becomes row i of their sum. With one: Y on rank r becomes row r of the sum of X "
-    "of all ranks.",
+    doc="With several X: Y number i becomes row i of their sum. With one: Y on rank r becomes row r of the "
+    "sum of X of all ranks.",
 )
 
 
@@ -248,8 +248,8 @@ register(
     dynamic=True,
     host=True,
     chain=CHAIN,
-    doc="Gives the communicator of the process as a blob. The ranks have met when they were started; size and rank, "
-    "if given, must be those of the job.",
+    doc="Gives the communicator of the process as a blob. The ranks have met when they were started; size "
+    "and rank, if given, must be those of the job.",
 )
 register(
     "CloneCommonWorld",

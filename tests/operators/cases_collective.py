@@ -1,4 +1,4 @@
-"""Table rows of collectives, in a process that is alone; `test_distributed_*.py` runs them on several ranks."""
+"""Table rows of collectives, in a process that is alone; `test_distributed_*.py` runs several ranks."""
 
 from __future__ import annotations
 
