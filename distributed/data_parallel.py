@@ -28,6 +28,7 @@ import numpy as np
 
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
+from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
 from gpunet.errors import ArgumentError, GradientError, KernelError
@@ -118,9 +119,11 @@ class DataParallel:
         """Gives all ranks the parameters, statistics and training state of rank 0.
 
         Call it when the init net has run, and after a checkpoint was restored. Nets that differ between
-        ranks raise :class:`KernelError`, which names the first operator that does.
+        ranks raise :class:`gpunet.distributed.CollectiveError`, which names the first operator that does.
         """
-        check_same_nets(self._communicator, self.model.init_net.proto, self.model.net.proto)
+        specs = {name: workspace.spec(name) for name in self.model.training_blobs()}
+        check_same_graph(self._communicator, self.model.init_net)
+        check_same_graph(self._communicator, self.model.net, specs)
         for name in [*self.model.training_blobs(), *self._state]:
             value = workspace.value(name)
             if isinstance(value, np.ndarray):
@@ -314,29 +317,6 @@ def synchronize_batch_norm(model: Model, communicator: Communicator | None = Non
     model.rewrite_forward(rewrite)
 
 
-def check_same_nets(communicator: Communicator, *nets: NetDef) -> None:
-    """Raises :class:`KernelError` on all ranks where a net is not the same on all of them; the message names
-    rank and operator.
-    """
-    here = [[net.name, *(_operator_digest(op) for op in net.op)] for net in nets]
-    everywhere = communicator.all_gather_object(here)
-    for rank, there in enumerate(everywhere):
-        for net, mine, theirs in zip(nets, everywhere[0], there, strict=True):
-            if mine == theirs:
-                continue
-            at = next(
-                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
-                min(len(mine), len(theirs)),
-            )
-            what = f"operator {at - 1}" if at else "the name"
-            own = net.op[at - 1] if 0 < at <= len(net.op) else None
-            seen = f" ([{own.type}] {', '.join(own.output)} on rank {communicator.rank})" if own else ""
-            raise KernelError(
-                f"net {net.name!r} of rank {rank} is not that of rank 0: {what}{seen} differs, wanted the "
-                "same model, settings and versions on all ranks"
-            )
-
-
 class _Writer:
     """Makes the operators of buckets, and the blobs that they need; the emitter of compressors."""
 
@@ -475,7 +455,3 @@ def _digest(value: Any) -> str:
     data = value if isinstance(value, np.ndarray) else np.frombuffer(repr(value).encode(), np.uint8)
     head = f"{data.dtype}{data.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(data).tobytes()).hexdigest()[:32]
-
-
-def _operator_digest(op: OperatorDef) -> str:
-    return hashlib.sha256(op.SerializeToString(deterministic=True)).hexdigest()[:16]

@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     metavar="N",
     help="Shift training images by up to N pixels at random.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "float16"]),
+    help="float16 keeps parameters in float32 and scales the loss, skipping steps that overflow.",
+)
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto.")
 @click.option("--seed", type=int, metavar="N", help="Seed of all random numbers (default 0).")
 @click.option(
@@ -141,7 +146,7 @@ def command(
     from gpunet import nan_check
     from gpunet.data import load_dataset
     from gpunet.distributed import world
-    from gpunet.training import CheckpointFolder, Ranks, Settings, make_trainer
+    from gpunet.training import CheckpointFolder, Ranks, Settings, TrainingInterruptedError, make_trainer
 
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
@@ -182,7 +187,11 @@ def command(
     _announce(console, trainer, dataset)
     start = time.perf_counter()
     if not first:
-        trainer.run()
+        try:
+            trainer.run()
+        except TrainingInterruptedError as interrupted:
+            # Rank 0 says so.
+            raise SystemExit(interrupted.exit_code) from None
         return
     _run(console, trainer, folder)
     _finish(console, trainer, dataset, folder, time.perf_counter() - start)
