@@ -33,7 +33,8 @@ if importlib.util.find_spec("cudnn") is None:
 if importlib.util.find_spec("nvmath") is None:
     MAY_SKIP["tests/test_gemm.py::"] = "cuBLASLt comes with the extra cuda12 or cuda13"
 if importlib.util.find_spec("mpi4py") is None:
-    MAY_SKIP["tests/test_mpi"] = "MPI comes with the extra mpi"
+    for _name in ("distributed_", "data_parallel_ranks"):
+        MAY_SKIP[f"tests/test_{_name}"] = "MPI comes with the extra mpi"
 if importlib.util.find_spec("ziglang") is None and not any(map(shutil.which, ("g++", "clang++"))):
     for _name in ("sim", "custom", "gemm", "mixed_precision"):
         MAY_SKIP[f"tests/test_{_name}"] = "the simulated device needs a C++ compiler"
