@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import textwrap
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -120,7 +121,9 @@ class _Fusion:
         node = None if position is None else nodes[position]
         if position is None or node is None or position in group.nodes or len(group.nodes) >= MAX_OPERATORS:
             return False
-        internal = not self._kept(value.name) and value not in self._awaited
+        # What a blob holds before it is written again need not be stored, even if its last value is kept.
+        visible = self._kept(value.name) and value in self._graph.finals.get(value.name, ())
+        internal = not visible and value not in self._awaited
         internal = internal and all(r in group.nodes for r in self._readers[value])
         operands = _operands(node, group.shape)
         if not internal or operands is None or node.device != group.nodes[group.last].device:
@@ -140,11 +143,9 @@ class _Fusion:
         for value, shape in group.operands[position]:
             if value in made:
                 continue
-            overwritten = any(
-                position < w < group.last and w not in group.nodes
-                for w in self._writes.get((value.name, value.device), ())
-            )
-            if overwritten or named[value.name] is not value:
+            writes = self._writes.get((value.name, value.device), [])
+            between = writes[bisect_right(writes, position) : bisect_left(writes, group.last)]
+            if any(w not in group.nodes for w in between) or named[value.name] is not value:
                 return False
             if value.name == output.name and (
                 shape != group.shape
