@@ -41,6 +41,8 @@ KINDS: Final = (
     "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_rows", "reduce_scatter", "barrier",
     "all_gather_object", "send", "recv",
 )  # fmt: skip
+#: Operations that name another rank, and how.
+_ROOTED: Final = {"reduce": "to", "broadcast": "from", "send": "to", "recv": "from"}
 
 
 def element_type(name: str) -> np.dtype:
@@ -271,6 +273,8 @@ class Communicator(ABC):
     def _entered(self, kind: str, x: Tensor | None = None, op: str = "", root: int = 0) -> Iterator[None]:
         """Everything around the work of one operation: what watches see of it, and what its errors say."""
         what = f"{kind}{f' ({op})' if op else ''}{f' of {_describe(x)}' if x is not None else ''}"
+        if kind in _ROOTED:
+            what += f" {_ROOTED[kind]} {root}"
         with self._lock, failure.inside(what, together=kind not in ("send", "recv")):
             try:
                 if kind not in ("send", "recv"):

@@ -95,7 +95,7 @@ class MpiCommunicator(Communicator):
         if told.size > 1 and world.Get_size() == 1:
             raise DeviceError(
                 f"{told.launcher} started this process as rank {told.rank} of {told.size}, but its "
-                f"MPI library ({_library(mpi)}) sees one process alone; wanted the mpirun that belongs to this library"
+                f"MPI library ({_library(mpi)}) sees one process alone; wanted the mpirun of this library"
             )
         # A communicator of our own: messages of others on the world cannot be taken for ours.
         self.comm = world.Dup()

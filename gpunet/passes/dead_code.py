@@ -10,13 +10,16 @@ from gpunet.graph import Graph, Value
 def remove_dead_code(graph: Graph, kept: Callable[[str], bool]) -> Graph:
     """Leaves out nodes that make only values which are not kept and not read, from the last to the first.
 
-    Operators without outputs stay: they are run for what they do.
+    Operators without outputs stay: they are run for what they do. So do collectives: whether a rank keeps
+    their result must not change what the others wait for.
     """
     needed: set[Value] = {value for name, values in graph.finals.items() if kept(name) for value in values}
     nodes = []
     for node in reversed(graph.nodes):
-        wanted = not node.outputs or any(
-            value in needed or _in_place(graph, value, kept) for value in node.outputs
+        wanted = (
+            not node.outputs
+            or (node.op is not None and bool(node.op.schema.chain))
+            or any(value in needed or _in_place(graph, value, kept) for value in node.outputs)
         )
         if wanted:
             needed.update(node.inputs)

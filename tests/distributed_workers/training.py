@@ -1,0 +1,156 @@
+"""Trains on the ranks of a job, and prints the losses of all courses that are asked for as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+import gpunet
+from gpunet.data import Batches, Dataset, load_dataset
+from gpunet.distributed import world
+from gpunet.distributed.data_parallel import parallelize, synchronize_batch_norm
+from gpunet.optimizers import SGD
+from gpunet.training import Ranks, Settings, make_trainer
+
+STEPS = 20
+#: Model, batch size, learning rate, compression, micro-batches, synchronised batch norm. The residual network
+#: has a tiny rate: it has kinks, where a difference in the last bit becomes a large one.
+COURSES: dict[str, tuple[str, int, float, str, int, bool]] = {
+    "mlp": ("mlp", 14, 0.05, "none", 1, True),
+    "lenet": ("lenet", 14, 0.02, "none", 1, True),
+    "resnet": ("resnet20", 14, 1e-6, "none", 1, True),
+    "few": ("mlp", 3, 0.02, "none", 1, True),
+    "parts": ("mlp", 14, 0.05, "none", 2, True),
+    "float16": ("lenet", 14, 0.02, "float16", 1, True),
+    "feedback": ("mlp", 14, 0.02, "float16+feedback", 1, True),
+    "powersgd": ("mlp", 14, 0.02, "powersgd:4", 1, True),
+    "unsynced": ("resnet20", 14, 1e-6, "none", 1, False),
+}
+
+
+def data() -> Dataset:
+    digits = load_dataset("digits")
+    return Dataset(
+        digits.train_images[:100],
+        digits.train_labels[:100],
+        digits.test_images[:21],
+        digits.test_labels[:21],
+        digits.classes,
+        "some digits",
+    )
+
+
+def course(name: str, *, alone: bool) -> dict[str, Any]:
+    """Losses of the steps, and the score of each epoch; ``alone`` trains without other ranks and options."""
+    model, batch, rate, compression, parts, synced = COURSES[name]
+    dataset = data()
+    if model == "lenet":
+        dataset = Dataset(
+            *(np.kron(x, np.ones((1, 1, 4, 4), np.float32)) if x.ndim == 4 else x for x in (
+                dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels)),
+            dataset.classes,
+            dataset.name,
+        )  # fmt: skip
+    epochs = -(-STEPS * batch // 100)
+    trainer = make_trainer(
+        Settings.of(model, 3, epochs=epochs, batch_size=batch, learning_rate=rate, max_shift=1),
+        dataset,
+        device="cpu",
+        # Checks after every step that all ranks have the same bits.
+        ranks=None if alone else Ranks(compression, 0.05, synced, parts, verify_every=1),
+    )
+    history = trainer.run()
+    return {
+        "losses": [step.loss for step in history.steps][:STEPS],
+        "accuracies": [step.accuracy for step in history.steps][:STEPS],
+        "scores": [epoch.test_loss for epoch in history.epochs],
+    }
+
+
+def smooth(*, alone: bool) -> list[float]:
+    """Losses of a network with batch normalization and no kinks."""
+    dataset, ranks, batch = data(), world(), 14
+    model = gpunet.Model("smooth")
+    x = model.input("data", (batch, 1, 8, 8))
+    model.input("label", (batch,), "int32")
+    for i in range(3):
+        convolved = model.conv(x, f"conv{i}", 8, 3, pad=1, bias=False)
+        x = model.tanh(model.spatial_bn(convolved, f"bn{i}"), f"tanh{i}")
+    model.add("SoftmaxWithLoss", [model.fc(x, "scores", 10), "label"], ["softmax", "loss"])
+    if not alone:
+        synchronize_batch_norm(model)
+    model.add_gradients("loss")
+    parallel = None if alone else parallelize(model, bucket_bytes=2000, metrics=["loss"])
+    SGD(0.02, momentum=0.9, weight_decay=1e-3, clip_norm=1.0).apply(model)
+    workspace = gpunet.Workspace("cpu", seed=1)
+    workspace.run_once(model.init_net)
+    shard = (0, 1) if alone else (ranks.rank, ranks.size)
+    batches = Batches(dataset.train_images, dataset.train_labels, batch, seed=1, wrap=True, shard=shard)
+    if parallel is not None:
+        parallel.start(workspace)
+    net = workspace.create(model.net, engine="simple" if alone else "async_scheduling", workers=1)
+    losses = []
+    for _ in range(STEPS):
+        images, labels = batches.next_batch()
+        if parallel is not None:
+            parallel.set_weight(workspace, len(labels), batches.last_size)
+        workspace.feed("data", images)
+        workspace.feed("label", labels)
+        workspace.run(net)
+        losses.append(float(workspace.fetch("loss")))
+        if parallel is not None:
+            parallel.verify(workspace)
+    return losses
+
+
+def table(*, alone: bool) -> list[list[float]]:
+    """A table whose rows get sparse gradients, other numbers of them on each rank."""
+    rows = np.array([4, 0, 4, 2, 2, 1])
+    ranks = world()
+    model = gpunet.Model("rows")
+    model.input("rows", (3,), "int64")
+    model.input("factors", (3, 2))
+    parameter = model.add_parameter("table", (5, 2), "ConstantFill", value=1.0)
+    picked = model.add("Mul", [model.add("Gather", [parameter, "rows"], "picked"), "factors"], "product")
+    model.add("SumElements", [picked], "loss")
+    model.add_gradients("loss")
+    if not alone:
+        parallelize(model)
+    SGD(0.5).apply(model)
+    workspace = gpunet.Workspace("cpu")
+    workspace.run_once(model.init_net)
+    mine = rows
+    if not alone:
+        # Rank 0 has none where there are several.
+        others = max(1, ranks.size - 1)
+        ends = [len(rows) * (r + (ranks.size == 1)) // others for r in range(ranks.size)]
+        mine = rows[ends[ranks.rank - 1] if ranks.rank else 0 : ends[ranks.rank]]
+        workspace.feed("data_parallel_weight", np.ones(1, np.float32))
+    workspace.feed("rows", mine)
+    workspace.feed("factors", np.ones((len(mine), 2), np.float32) * (mine[:, None] + 1).astype(np.float32))
+    workspace.run_once(model.net)
+    return [[float(x) for x in row] for row in workspace.fetch("table")]
+
+
+def measure(name: str, *, alone: bool) -> Any:
+    """What is measured under a name: one of :data:`COURSES`, ``smooth`` or ``table``."""
+    if name in COURSES:
+        return course(name, alone=alone)
+    return smooth(alone=alone) if name == "smooth" else table(alone=alone)
+
+
+def main(names: list[str]) -> None:
+    """Prints one line of JSON from rank 0."""
+    found = {name: measure(name, alone=False) for name in names}
+    everywhere = world().all_gather_object(found)
+    if any(other != found for other in everywhere):
+        raise SystemExit("ranks measured different things")
+    if world().rank == 0:
+        print("measured " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
