@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet import mixed_precision
 from gpunet.data import Batches, Dataset, load_dataset
-from gpunet.errors import ArgumentError, DeviceError, ShapeError
+from gpunet.errors import ArgumentError, CheckpointError, DeviceError, ShapeError
 from gpunet.training import (
     CheckpointFolder,
     Evaluator,
+    Ranks,
     Settings,
     StepLog,
     TrainingError,
@@ -162,6 +164,10 @@ def test_settings_that_make_no_sense():
         trainer(epochs=0)
     with pytest.raises(ArgumentError, match="momentum is 1"):
         trainer(momentum=1)
+    with pytest.raises(TrainingError, match="precision 'float8', wanted float32 or float16"):
+        trainer(precision="float8")
+    with pytest.raises(TrainingError, match="precision float16 on several ranks or with micro-batches"):
+        make_trainer(Settings.of("mlp", precision="float16"), DATA, ranks=Ranks(micro_batches=2))
     with pytest.raises(DeviceError, match="unknown device 'gpu'"):
         make_trainer(Settings.of("mlp"), DATA, device="gpu")
 
@@ -236,6 +242,38 @@ def test_progress_is_shown(terminal):
     assert "samples/s" in shown
     assert "11 of 11" in shown
     assert len(shown.splitlines()) >= 3 + 5
+
+
+def test_lenet_learns_digits_in_float16(tmp_path):
+    one = make_trainer(
+        Settings.of("lenet", 0, epochs=1, precision="float16"),
+        load_dataset("digits"),
+        device="cpu",
+        checkpoints=CheckpointFolder(tmp_path),
+    )
+    history = one.run()
+    (first, *_), (epoch,) = history.steps, history.epochs
+    assert np.isfinite([step.loss for step in history.steps]).all()
+    assert epoch.loss < first.loss / 2
+    assert epoch.test_accuracy > 0.8
+    halves = {op.output[0] for op in one.model.net.proto.op if op.type == "FloatToHalf"}
+    convolutions = [op for op in one.model.net.proto.op if op.type == "Conv"]
+    assert convolutions
+    assert all(op.input[1] in halves for op in convolutions)
+    assert all(one.workspace.fetch(name).dtype == np.float32 for name in one.model.saved_blobs())
+    found = CheckpointFolder(tmp_path).latest()
+    with pytest.raises(CheckpointError, match="precision is 'float16' there, 'float32' here"):
+        make_trainer(Settings.of("lenet", 0, epochs=1), load_dataset("digits"), device="cpu").restore(found)
+
+
+def test_a_first_step_that_overflows_in_float16_has_no_rate():
+    one = trainer(precision="float16")
+    one.workspace.feed(mixed_precision.SCALE, np.array(2.0**120, np.float32))
+    steps = one.run().steps
+    assert np.isnan(steps[0].learning_rate)
+    assert one.workspace.fetch(mixed_precision.SKIPPED).item() >= 1
+    assert one.workspace.fetch(mixed_precision.SCALE).item() < 2.0**120
+    assert np.isfinite(steps[-1].loss)
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from gpunet import mixed_precision
 from gpunet.data import Batches, Dataset, ShiftFlip
 from gpunet.devices import Device
 from gpunet.model import Model
@@ -20,6 +21,9 @@ from gpunet.zoo import Recipe, build, lookup
 
 if TYPE_CHECKING:
     from gpunet.distributed.data_parallel import DataParallel
+
+#: What a model can be trained in.
+PRECISIONS: Final = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,16 @@ def make_trainer(
     recipe = settings.recipe
     samples = len(dataset.train_labels)
     model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
+    if recipe.precision not in PRECISIONS:
+        raise TrainingError(f"precision {recipe.precision!r}, wanted {' or '.join(PRECISIONS)}")
     optimizer = _optimizer(recipe, steps_of(samples, recipe.batch_size, recipe.epochs))
     parallel, network, shard = None, None, (0, 1)
     if ranks is not None:
+        if recipe.precision != "float32":
+            raise TrainingError(
+                f"precision {recipe.precision} on several ranks or with micro-batches, wanted float32: "
+                "the scale of the loss is not agreed between them"
+            )
         from gpunet.distributed import local_device, world
 
         network = network_hash(_with_updates(settings, dataset, optimizer))
@@ -122,7 +133,7 @@ def make_trainer(
         device = local_device(device, place) if isinstance(device, str) else device
         parallel = _parallelize(model, recipe, ranks)
     else:
-        model.add_gradients("loss")
+        _add_gradients(model, recipe)
     optimizer.apply(model)
     augment = (
         ShiftFlip(seed=settings.seed, max_shift=recipe.max_shift, flip=False) if recipe.max_shift else None
@@ -151,6 +162,15 @@ def make_trainer(
         verify_every=0 if ranks is None else ranks.verify_every,
         network=network,
     )
+
+
+def _add_gradients(model: Model, recipe: Recipe) -> None:
+    """Gradients in the recipe's precision."""
+    if recipe.precision == "float16":
+        mixed_precision.to_half(model)
+        mixed_precision.add_scaled_gradients(model, "loss")
+    else:
+        model.add_gradients("loss")
 
 
 def _optimizer(recipe: Recipe, steps: int) -> SGD:

@@ -116,7 +116,7 @@ class Trainer:
             self._net = workspace.create(model.net, overwrite=True, engine="async_scheduling", workers=1)
         self._micro_net = None if micro_net is None else workspace.create(micro_net, overwrite=True)
         self._evaluator = Evaluator(model, workspace)
-        self._network = network_hash(model) if network is None else network
+        self._single = network
         rates = [op.output[0] for op in model.net.proto.op if op.type == "LearningRate"]
         self._rate = rates[0] if rates else None
 
@@ -142,7 +142,7 @@ class Trainer:
             CheckpointError: it belongs to another run (the message says what differs); nothing is changed
                 then.
         """
-        check_fit(checkpoint, self._config, self._network, self.model, self.workspace)
+        check_fit(checkpoint, self._config, self._network(), self.model, self.workspace)
         state = checkpoint.state
         try:
             self._batches.restore(state.data)
@@ -226,7 +226,9 @@ class Trainer:
             if self._verify_every and number % self._verify_every == 0:
                 self._ranks.verify(self.workspace)
         # Some updates add their step, and have a negative rate.
-        rate = abs(self._number(self._rate)) if self._rate else math.nan
+        # There is none before the first update: in float16, first steps may be skipped.
+        known = self._rate if self._rate and self.workspace.has(self._rate) else None
+        rate = abs(self._number(known)) if known else math.nan
         step = Step(number, epoch, self._number("loss"), self._number("accuracy"), rate)
         if not math.isfinite(step.loss):
             raise TrainingError(
@@ -281,10 +283,13 @@ class Trainer:
             f"interrupted after step {len(self.history.steps)} of {self.total_steps}{kept}", number
         )
 
+    def _network(self) -> str:
+        return network_hash(self.model) if self._single is None else self._single
+
     def _state(self) -> RunState:
         return RunState(
             config=self._config,
-            network=self._network,
+            network=self._network(),
             step=len(self.history.steps),
             finished=self.finished,
             seed=self.workspace.seed,

@@ -39,6 +39,7 @@ class Recipe:
         weight_decay: added to the gradients of weights, times the weights.
         clip_norm: greatest norm of all gradients together; 0 does not clip.
         max_shift: images are shifted by up to so many pixels, at random; 0 leaves them.
+        precision: ``float32``, or ``float16`` as :mod:`gpunet.mixed_precision` has it.
     """
 
     epochs: int = 10
@@ -49,6 +50,7 @@ class Recipe:
     weight_decay: float = 5e-4
     clip_norm: float = 0.0
     max_shift: int = 0
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
