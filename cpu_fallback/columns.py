@@ -146,6 +146,22 @@ def tap_slices(window: Window, tap: Shape) -> tuple[Slices, Slices] | None:
     return (inside, source) if len(inside) == len(tap) else None
 
 
+def phase_slices(window: Window, phase: Shape, stride: Shape, most: Shape) -> tuple[Slices, Slices] | None:
+    """Positions of a phase that lie inside of the image, and where; ``None`` if none does.
+
+    Position ``p`` (less than ``most``) of a phase lies at ``p * stride + phase - head`` of the image.
+    """
+    inside, source = [], []
+    for f, s, head, size, end in zip(phase, stride, window.head, window.image, most, strict=True):
+        first = max(0, -((f - head) // s))
+        last = min(end, (size - 1 + head - f) // s + 1)
+        if last <= first:
+            return None
+        inside.append(slice(first, last))
+        source.append(slice(first * s + f - head, (last - 1) * s + f - head + 1, s))
+    return tuple(inside), tuple(source)
+
+
 def tap_pairs(window: Window, columns: Array, images: Array) -> list[tuple[Array, Array]]:
     """Views (columns, images) of equal shape, one pair a tap, of canonical columns and images of a block."""
     pairs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from gpunet.cpu_fallback.columns import (
     stack_blocks,
 )
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
+from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
-from gpunet.cpu_fallback.tiles import bind_tiles, plan_tiles
+from gpunet.cpu_fallback.tiles import backward_rows, bind_tiles, plan_tiles
 from gpunet.cpu_fallback.winograd import WinogradPlan, bind_winograd, plan_winograd, transform_filters
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -70,6 +72,11 @@ def _backward_winograd(layout: Layout, dtype: np.dtype) -> WinogradPlan | None:
     if layout.groups > 1:
         return None
     return plan_winograd(mirrored(layout.window), layout.batch, layout.filters, layout.channels, dtype)
+
+
+def _backward_phases(layout: Layout) -> PhasePlan | None:
+    """A plan for dX where it is no convolution by rows."""
+    return plan_phases(layout) if backward_rows(layout) is None else None
 
 
 def _by_winograd(
@@ -141,11 +148,24 @@ def _has_data_gradient(args: Arguments, outputs: Sequence[Any]) -> bool:
 
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
-    wanted = _filter_gradient_scratch(op, layout, inputs, outputs)
-    winograd = _backward_winograd(layout, inputs[0].dtype)
-    if winograd is not None and _has_data_gradient(op.args, op.outputs):
-        wanted += winograd.scratch()
-    return wanted
+    wanted = [_filter_gradient_scratch(op, layout, inputs, outputs)]
+    if _has_data_gradient(op.args, op.outputs):
+        plans = _backward_winograd(layout, inputs[0].dtype), _backward_phases(layout)
+        wanted += [plan.scratch() for plan in plans if plan is not None]
+    # The gradients of filters and of images are made one after the other.
+    size = max(sum(_aligned(s.size) for s in specs) for specs in wanted)
+    return [spec((size,), layout.dtype)]
+
+
+def _aligned(size: int) -> int:
+    """Elements after which the next piece of memory begins at a cache line again."""
+    return -(-size // 16) * 16
+
+
+def _pieces(memory: Array, specs: Sequence[TensorSpec]) -> Arrays:
+    """Flat arrays of these sizes, one after the other in flat memory."""
+    starts = itertools.accumulate((_aligned(s.size) for s in specs), initial=0)
+    return tuple(memory[start : start + s.size] for start, s in zip(starts, specs, strict=False))
 
 
 def _filter_gradient_scratch(
@@ -173,12 +193,18 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     dw = outputs[0]
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if _has_data_gradient(args, outputs) else None
-    winograd = _backward_winograd(layout, x.dtype)
-    if winograd is None or dx is None:
-        return _gradients(layout, x, w, dy, dw, db, dx, ctx.scratch)
-    own = len(winograd.scratch())
-    filters = _gradients(layout, x, w, dy, dw, db, None, ctx.scratch[:-own])
-    data = _by_winograd(winograd, dy, mirrored_filters(w), None, dx, ctx.scratch[-own:])
+    winograd, phases = _backward_winograd(layout, x.dtype), _backward_phases(layout)
+    plan = winograd or phases
+    (memory,) = ctx.scratch
+    own = _pieces(memory, _filter_gradient_scratch(ctx.op, layout, inputs, outputs))
+    if plan is None or dx is None:
+        return _gradients(layout, x, w, dy, dw, db, dx, own)
+    filters = _gradients(layout, x, w, dy, dw, db, None, own)
+    own = _pieces(memory, plan.scratch())
+    if winograd is not None:
+        data = _by_winograd(winograd, dy, mirrored_filters(w), None, dx, own)
+    elif phases is not None:
+        data = bind_phases(phases, w, dy, dx, own)
 
     def run() -> None:
         filters()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.columns import Index, Slices, axis_slices, canonical_images
+from gpunet.cpu_fallback.columns import Index, Slices, axis_slices, canonical_images, phase_slices
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -170,9 +170,8 @@ def max_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
 class _Phases:
     """How the gradient of a maximum sees an image: as phases, every ``stride``-th position in each dimension.
 
-    Position ``k`` of a window meets, for all outputs ``o``, position ``o + k // stride`` of the phase
-    ``k % stride``. If outputs and phases have rows of one pitch, that is one distance in memory, and
-    each position of the window takes a few passes over long pieces of memory.
+    As with gradients of convolutions (see ``phases``), a position of the window is then one distance in
+    memory, and takes a few passes over long pieces.
     """
 
     window: Window
@@ -209,20 +208,6 @@ class _Phases:
 
     def _axes(self, phase: Shape) -> Iterator[tuple[int, int, int]]:
         return zip(phase, self.window.kernel, self.stride, strict=True)
-
-    def slices(self, phase: Shape) -> tuple[Slices, Slices] | None:
-        """Positions of a phase that lie inside of the image, and where they lie; ``None`` if none does."""
-        inside, source = [], []
-        for (f, _, s), head, size, most in zip(
-            self._axes(phase), self.window.head, self.window.image, self.pitch, strict=True
-        ):
-            first = max(0, -((f - head) // s))
-            last = min(most, (size - 1 + head - f) // s + 1)
-            if last <= first:
-                return None
-            inside.append(slice(first, last))
-            source.append(slice(first * s + f - head, (last - 1) * s + f - head + 1, s))
-        return tuple(inside), tuple(source)
 
     def view(self, memory: Array, images: int, channels: int) -> Array:
         """A phase in flat memory, as a tensor."""
@@ -275,7 +260,7 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     plan = _phases(ctx.op, dx)
     window, batch, channels = _window(ctx.op, dx)
     found = {
-        phase: plan.slices(phase)
+        phase: phase_slices(window, phase, plan.stride, plan.pitch)
         for phase in itertools.product(*(range(min(k, s)) for _, k, s in plan._axes(window.kernel)))
     }
     covered = math.prod(window.image) == sum(

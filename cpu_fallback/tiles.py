@@ -59,7 +59,7 @@ class TilePlan:
         return [spec((n,), layout.dtype) for n in [size if rows is not None else 0, *lane * LANES]]
 
 
-def _backward_rows(layout: Layout) -> RowPlan | None:
+def backward_rows(layout: Layout) -> RowPlan | None:
     """Without steps, dX is the convolution of dY with mirrored filters, input for output channels."""
     window = layout.window
     if layout.pointwise or any(s != 1 for s in window.stride):
@@ -87,7 +87,7 @@ def plan_tiles(layout: Layout) -> TilePlan | None:
     block = max(1, min(layout.batch // LANES, _POSITIONS // window.positions, fitting))
     positions = block * window.positions
     filters = largest_divisor(layout.filters, 32)
-    rows = _backward_rows(layout)
+    rows = backward_rows(layout)
     wide = elements // window.kernel[0] if _slides(layout, rows) else elements
     part = tile_rows(wide, filters, positions)
     back_positions = largest_divisor(positions, 256)

@@ -25,22 +25,29 @@ class Case(NamedTuple):
     rows: bool
     tiles: bool
     winograd: bool = False
+    phases: bool = False  #: of dX; those of Winograd go before, in float32
 
 
 CASES = {
     "overlapping": Case((5, 8, 13, 14), (16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), True, True),
-    "steps": Case((4, 16, 21, 18), (24, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), True, True),
-    "uneven": Case((6, 12, 19, 16), (10, 5, 2), (1, 2), (3, 0, 1, 1), (1, 1), True, True),
+    "steps": Case((4, 16, 21, 18), (24, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), True, True, phases=True),
+    "uneven": Case((6, 12, 19, 16), (10, 5, 2), (1, 2), (3, 0, 1, 1), (1, 1), True, True, phases=True),
     "no-padding": Case((4, 10, 20, 19), (25, 5, 5), (1, 1), (0, 0, 0, 0), (1, 1), True, True),
     "dilated": Case((4, 8, 18, 17), (16, 3, 3), (1, 1), (2, 2, 2, 2), (2, 2), True, True),
-    "apart": Case((9, 16, 32, 30), (32, 1, 1), (2, 2), (0, 0, 0, 0), (1, 1), True, True),
+    "apart": Case((9, 16, 32, 30), (32, 1, 1), (2, 2), (0, 0, 0, 0), (1, 1), True, True, phases=True),
     "pointwise": Case((8, 16, 24, 20), (32, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), False, True),
     "space": Case((4, 8, 7, 6, 9), (16, 2, 3, 3), (1, 1, 1), (1, 1, 1, 0, 1, 1), (1, 1, 1), True, True),
-    "line": Case((16, 16, 64), (32, 5), (1,), (2, 2), (1,), False, True),
+    "line": Case((16, 16, 64), (32, 5), (1,), (2, 2), (1,), False, True, phases=True),
     "deep": Case((3, 96, 9, 9), (64, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, True),
     "winograd": Case((8, 64, 12, 14), (64, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), True, True, True),
     "winograd-odd": Case((7, 72, 13, 17), (56, 3, 3), (1, 1), (2, 0, 1, 3), (1, 1), False, True, True),
-    "winograd-wide": Case((4, 48, 8, 51), (128, 3, 3), (1, 1), (0, 1, 0, 1), (1, 1), True, True, True),
+    "winograd-wide": Case(
+        (4, 48, 8, 51), (128, 3, 3), (1, 1), (0, 1, 0, 1), (1, 1), True, True, True, phases=True
+    ),
+    "wide-window": Case((6, 24, 12, 9), (40, 5, 5), (1, 1), (0, 0, 1, 2), (1, 1), True, True, phases=True),
+    "space-steps": Case(
+        (4, 16, 7, 6, 9), (32, 2, 3, 2), (2, 1, 3), (1, 0, 1, 0, 1, 1), (1, 1, 1), True, True, phases=True
+    ),
     "wide-filters": Case((2, 300, 5, 5), (256, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, False),
 }
 
@@ -123,6 +130,7 @@ def test_paths_are_taken(case: Case):
     assert (convolution._rows(args, x, w) is not None) == case.rows
     layout = convolution._layout(args, x, w)
     assert (plan_tiles(layout) is not None) == case.tiles
+    assert (convolution._backward_phases(layout) is not None) == case.phases
     for find in (convolution._winograd, convolution._backward_winograd):
         assert (find(layout, x.dtype) is not None) == case.winograd
 
