@@ -20,6 +20,7 @@ from gpunet.cuda_kernels import fused as fused
 from gpunet.cuda_kernels import gradient_compression as gradient_compression
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
+from gpunet.cuda_kernels import lamb as lamb
 from gpunet.cuda_kernels import loss as loss
 from gpunet.cuda_kernels import loss_scaling as loss_scaling
 from gpunet.cuda_kernels import matmul as matmul

@@ -1,0 +1,66 @@
+// The LAMB update: the direction, sums of squares (optimizer.cu), and the step. Rates and iteration numbers are read from device
+// memory. Outputs may be the inputs of their in-place pairs: every thread reads its element before it writes it.
+#include "gpunet.cuh"
+#include "optimizer.cuh"
+#include "sums.cuh"
+
+template <typename T>
+__device__ inline void lamb_direction(const T* w, const T* m, const T* v, const T* g, const int64* iteration, T* new_m,
+                                      T* new_v, T* direction, int64 n, double beta1, double beta2, double epsilon,
+                                      double decay) {
+  __shared__ double correction[2];
+  if (threadIdx.x == 0) {
+    const double t = (double)(iteration[0] < 1 ? 1 : iteration[0]);
+    correction[0] = 1 / (1 - pow(beta1, t));
+    correction[1] = 1 / (1 - pow(beta2, t));
+  }
+  __syncthreads();
+  const T first = (T)correction[0], second = (T)correction[1];
+  GPUNET_LOOP(i, n) {
+    T mean = m[i], square = v[i];
+    const T parameter = w[i];
+    adam_moments(g[i], &mean, &square, beta1, beta2);
+    new_m[i] = mean;
+    new_v[i] = square;
+    direction[i] = mean / (sqrt(square * second) + (T)epsilon) * first + parameter * (T)decay;
+  }
+}
+
+// Each block adds up the sums of squares by itself, in the same order.
+template <typename T, typename L>
+__device__ inline void lamb_step(const T* w, const T* direction, const T* squares, const T* direction_squares, const L* lr,
+                                 T* new_w, int64 n, int64 count) {
+  __shared__ T scratch[32];
+  __shared__ double rate[1];
+  T total = 0, direction_total = 0;
+  for (int64 i = threadIdx.x; i < count; i += blockDim.x) {
+    total += squares[i];
+    direction_total += direction_squares[i];
+  }
+  total = block_reduce(total, scratch, (T)0, Sum());
+  __syncthreads();
+  direction_total = block_reduce(direction_total, scratch, (T)0, Sum());
+  if (threadIdx.x == 0) {
+    const double norm = sqrt((double)total), length = sqrt((double)direction_total);
+    rate[0] = (double)lr[0] * (norm > 0 && length > 0 ? norm / length : 1.0);
+  }
+  __syncthreads();
+  GPUNET_LOOP(i, n) new_w[i] = w[i] + direction[i] * (T)rate[0];
+}
+
+#define LAMB_STEP(S, T, LS, L)                                                                                      \
+  extern "C" __global__ void lamb_step_##S##_##LS(const T* w, const T* direction, const T* squares,                 \
+                                                  const T* direction_squares, const L* lr, T* new_w, int64 n,       \
+                                                  int64 count) {                                                    \
+    lamb_step(w, direction, squares, direction_squares, lr, new_w, n, count);                                       \
+  }
+#define LAMB(S, T)                                                                                                  \
+  LAMB_STEP(S, T, f32, float)                                                                                       \
+  LAMB_STEP(S, T, f64, double)                                                                                      \
+  extern "C" __global__ void lamb_direction_##S(const T* w, const T* m, const T* v, const T* g,                     \
+                                                const int64* iteration, T* new_m, T* new_v, T* direction, int64 n,  \
+                                                double beta1, double beta2, double epsilon, double decay) {         \
+    lamb_direction(w, m, v, g, iteration, new_m, new_v, direction, n, beta1, beta2, epsilon, decay);                \
+  }
+LAMB(f32, float)
+LAMB(f64, double)

@@ -1,0 +1,125 @@
+"""Several ranks train like one process on the whole batch: the same losses, the same bits on all of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpunet.cli.launch import mpirun_options
+from tests import mpi_jobs
+from tests.distributed_workers import training
+
+pytestmark = pytest.mark.slow
+
+
+@functools.cache
+def alone(name: str) -> Any:
+    """What one process measures on the whole batch."""
+    return training.measure(name, alone=True)
+
+
+def measured(ranks: int, *names: str) -> dict[str, Any]:
+    output = mpi_jobs.succeed(ranks, "training", *names)
+    line = next(line for line in output.splitlines() if line.startswith("measured "))
+    found: dict[str, Any] = json.loads(line.removeprefix("measured "))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranks_measure_what_one_process_does(ranks: int) -> None:
+    # `few` has batches of 3: one of 4 ranks has no samples.
+    found = measured(ranks, "mlp", "lenet", "few", "parts", "table")
+    np.testing.assert_allclose(found.pop("table"), alone("table"))
+    for name, course in found.items():
+        assert len(course["losses"]) == training.STEPS
+        np.testing.assert_allclose(course["losses"], alone(name)["losses"], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(course["accuracies"], alone(name)["accuracies"], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(course["scores"], alone(name)["scores"], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_batch_norm_sees_the_batches_of_all_ranks(ranks: int) -> None:
+    np.testing.assert_allclose(measured(ranks, "smooth")["smooth"], alone("smooth"), atol=1e-5)
+
+
+def test_the_residual_network_needs_synchronised_batch_norm() -> None:
+    found = measured(2, "resnet", "unsynced")
+    expected = alone("resnet")["losses"]
+    np.testing.assert_allclose(found["resnet"]["losses"], expected, atol=1e-5)
+    assert np.abs(np.subtract(found["unsynced"]["losses"], expected)).max() > 1e-3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_compressed_gradients_train_alike(ranks: int) -> None:
+    found = measured(ranks, "float16", "feedback", "powersgd")
+    for name, tolerance in (("float16", 1e-2), ("feedback", 1e-2), ("powersgd", 0.5)):
+        np.testing.assert_allclose(found[name]["losses"], alone(name)["losses"], atol=tolerance, err_msg=name)
+
+
+def command(ranks: int, *arguments: str) -> list[str]:
+    if mpi_jobs.MISSING:
+        pytest.skip(mpi_jobs.MISSING)
+    assert mpi_jobs.MPIRUN is not None
+    version = subprocess.run([mpi_jobs.MPIRUN, "--version"], capture_output=True, text=True, check=False)
+    options = mpirun_options(version.stdout, ranks, [])
+    return [mpi_jobs.MPIRUN, *options, sys.executable, "-m", "gpunet", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(mpi_jobs.ROOT), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def losses(folder: Path) -> np.ndarray:
+    return np.loadtxt(folder / "steps.csv", delimiter=",", skiprows=1, usecols=2)
+
+
+def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    settings = ["train", "mlp", "--epochs", "20", "--device", "cpu"]
+    subprocess.run(
+        [sys.executable, "-m", "gpunet", *settings, "--out", str(tmp_path / "one")],
+        env=environment(),
+        check=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+    job = subprocess.Popen(
+        command(3, *settings, "--out", str(tmp_path / "job"), "--checkpoint-every", "1000"),
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    log, deadline = tmp_path / "job" / "steps.csv", time.monotonic() + 40
+    while not (log.is_file() and len(log.read_text().splitlines()) > 5):
+        assert job.poll() is None, job.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    output, _ = job.communicate(timeout=40)
+    assert job.returncode != 0
+    # One rank speaks for all.
+    assert output.count("interrupted after step") == 1
+    (checkpoint,) = (tmp_path / "job" / "checkpoints").glob("*.checkpoint")
+    assert f"interrupted after step {int(checkpoint.stem.removeprefix('step-'))} of" in output
+    done = subprocess.run(
+        command(2, "train", "mlp", "--resume", "--out", str(tmp_path / "job"), "--device", "cpu"),
+        env=environment(),
+        timeout=60,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on each of 2 ranks" in done.stdout
+    np.testing.assert_allclose(losses(tmp_path / "job"), losses(tmp_path / "one"), atol=1e-4)
+    assert (tmp_path / "job" / "predict_net.pb").is_file()
