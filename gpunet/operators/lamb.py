@@ -32,7 +32,8 @@ register(
     inplace=[(0, 0), (1, 1), (2, 2)],
     check=check_positive("epsilon", "weight_decay"),
     flops=flops_per_input(18),
-    doc="``m' = beta1 m + (1 - beta1) grad``; ``v' = beta2 v + (1 - beta2) grad^2``; ``u = m' / (1 - "
-    "beta1^t) / (sqrt(v' / (1 - beta2^t)) + epsilon) + weight_decay param``; ``param' = param + lr |param| / |u| "
-    "u``, with the factor 1 where a norm is 0, and ``t = iter`` (https://arxiv.org/abs/1904.00962, algorithm 2).",
+    doc="``m' = beta1 m + (1 - beta1) grad``; ``v' = beta2 v + (1 - beta2) grad^2``; "
+    "``u = m' / (1 - beta1^t) / (sqrt(v' / (1 - beta2^t)) + epsilon) + weight_decay param``; "
+    "``param' = param + lr |param| / |u| u``, with the factor 1 where a norm is 0, and ``t = iter`` "
+    "(https://arxiv.org/abs/1904.00962, algorithm 2).",
 )
