@@ -234,6 +234,8 @@ def test_blobs_that_are_overwritten_are_read_before(device):
     # x is written between: what reads it cannot run later.
     ops = [op("Relu", "x", "a"), op("Softmax", "z", "x"), op("Add", "a x", "y")]
     assert "FusedElementwise" not in types(same(ops, device))
+    ops = [op("Relu", "x", "a"), op("Softmax", "z", "x"), op("Add", "a z", "y")]
+    assert "FusedElementwise" not in types(same(ops, device))
     # The group itself writes x, in place and by name.
     ops = [op("Scale", "x", "a", scale=3.0), op("Sub", "a x", "b"), op("Abs", "b", "x")]
     ws = same(ops, device, keep=["x"], runs=3)
@@ -241,6 +243,25 @@ def test_blobs_that_are_overwritten_are_read_before(device):
     # The old x is read by the name that it had.
     ops = [op("Relu", "x", "a"), op("Scale", "a", "x", scale=0.5), op("Add", "a x", "y")]
     same(ops, device, keep=["x", "y"], runs=2)
+
+
+def test_a_group_does_not_write_over_what_is_read_later():
+    # The second Relu is left out: what reads b reads the first a, which must outlive the second one.
+    ops = [
+        op("Relu", "x", "a"),
+        op("Relu", "x", "b"),
+        op("Softmax", "b", "d"),
+        op("Scale", "a", "t", scale=2.0),
+    ]
+    ops += [op("Sqr", "t", "a"), op("Softmax", "a", "e"), op("Sum", "b d e", "y")]
+    assert types(same(ops)) == ["Relu", "Softmax", "Scale", "Sqr", "Softmax", "Sum"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sum_in_place_of_a_factor_of_its_terms(device):
+    ops = [op("AveragedLoss", "x", "w"), op("Mul", "x w", "a"), op("SumElements", "a", "w")]
+    ws = same(ops, device, keep=["w"], exact=False)
+    assert types(ws) == ["AveragedLoss", "FusedElementwise"]
 
 
 def test_a_group_does_not_write_over_what_it_broadcasts():

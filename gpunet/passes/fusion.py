@@ -139,17 +139,15 @@ class _Fusion:
         group writes.
         """
         made = {node.outputs[0] for node in group.nodes.values()}
-        named: dict[str, Value] = {v.name: v for v, _ in group.inputs()}
-        for value, shape in group.operands[position]:
+        for value, _ in group.operands[position]:
             if value in made:
                 continue
             writes = self._writes.get((value.name, value.device), [])
             between = writes[bisect_right(writes, position) : bisect_left(writes, group.last)]
-            if any(w not in group.nodes for w in between) or named[value.name] is not value:
+            if any(w not in group.nodes for w in between):
                 return False
             if value.name == output.name and (
-                shape != group.shape
-                or value.spec != output.spec
+                value.spec != output.spec
                 or any(reader > group.last for reader in self._readers[value])
                 or value in self._constants
             ):
