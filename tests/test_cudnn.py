@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from gpunet.cuda_kernels.cuda_backend import CudaBackend
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
 from gpunet.cuda_kernels.cudnn_graphs import Convolution, MatrixProduct, Settings, packed
 from gpunet.cuda_kernels.cudnn_norm_graphs import BatchNorm
+from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
@@ -41,11 +41,11 @@ from tests.gpu import plan as planner
 from tests.test_cuda_backend import fake
 
 ROOT = Path(__file__).parent.parent
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+COMPILER = toolchain.find()
 MISSING = (
     "nvidia-cudnn-frontend is not installed"
     if importlib.util.find_spec("cudnn") is None
-    else "there is no C compiler for the stub of libcuda"
+    else "there is no compiler for the stub of libcuda"
     if COMPILER is None and devices.driver() is None
     else ""
 )
@@ -63,7 +63,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if devices.driver() is None:
         stub = folder / "libcuda.so.1"
         source = Path(__file__).parent / "gpu" / "stub_libcuda.c"
-        command = [str(COMPILER), "-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1"]
+        assert COMPILER is not None
+        command = [*COMPILER.command, "-x", "c", "-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1"]
         subprocess.run([*command, "-o", str(stub), str(source)], check=True)
         libraries = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
         found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))

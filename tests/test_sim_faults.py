@@ -25,7 +25,7 @@ def caught(sim: Sim, *arguments: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("count", [1, 8, 1000, 1023, 4096])
-@pytest.mark.parametrize("index", ["-1", "n", "n+100", "-100000", "3*n+50000", "10**9"])
+@pytest.mark.parametrize("index", ["-1", "n", "n+100", "-100000", "3*n+50000", "-(10**12)"])
 def test_write_out_of_range(count: int, index: str) -> None:
     sim = Sim()
     others = [sim.put(np.zeros(4096, "float32"), f"other{i}") for i in range(4)]
