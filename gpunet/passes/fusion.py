@@ -28,7 +28,7 @@ from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import Shape, TensorSpec
 
 #: Elements below which a group is not worth fusing on the CPU: tensors stay in the cache by themselves then.
-CPU_ELEMENTS: Final = 1 << 17
+CPU_ELEMENTS: Final = 1 << 18
 #: What a group may have: a kernel has a few hundred registers a thread, and 4 KiB of parameters.
 MAX_OPERATORS: Final = 64
 MAX_INPUTS: Final = 16
