@@ -39,7 +39,7 @@ class Job:
 
     def pids(self) -> list[int]:
         """Processes that said `pid N`."""
-        return [int(pid) for pid in re.findall(r"\bpid (\d+)\b", self.output)]
+        return [int(pid) for pid in re.findall(r"\bpid (\d+)", self.output)]
 
 
 def run_ranks(ranks: int, worker: str, *arguments: str, limit: float = 60, **env: str) -> Job:

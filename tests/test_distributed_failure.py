@@ -37,18 +37,24 @@ def _runs(pid: int) -> bool:
 def test_a_killed_rank(rank: int) -> None:
     job = fail(4, "kill", str(rank))
     who = rf"rank {rank} of 4 on host \S+ \(pid \d+\)"
-    assert re.search(rf"gpunet: {who} has ended without a word \(killed, or crashed\), last in {STEP}", job.output)
+    assert re.search(
+        rf"gpunet: {who} has ended without a word \(killed, or crashed\), last in {STEP}", job.output
+    )
 
 
 def test_a_rank_that_raises() -> None:
     output = fail(3, "raise", "1").output
     assert "ValueError: a bad sample" in output
-    assert re.search(rf"rank 1 of 3 on host \S+ \(pid \d+\) failed with ValueError: a bad sample; last in {STEP}", output)
+    assert re.search(
+        rf"rank 1 of 3 on host \S+ \(pid \d+\) failed with ValueError: a bad sample; last in {STEP}", output
+    )
 
 
 def test_a_rank_whose_operator_fails() -> None:
     output = fail(2, "operator", "1").output
-    assert re.search(r"rank 1 of 2 on host \S+ \(pid \d+\) failed with DataTypeError: \[Scale\] op 0 'y'", output)
+    assert re.search(
+        r"rank 1 of 2 on host \S+ \(pid \d+\) failed with DataTypeError: \[Scale\] op 0 'y'", output
+    )
 
 
 @pytest.mark.parametrize("mode", ["hang", "stop"])
@@ -61,12 +67,17 @@ def test_a_rank_that_does_not_come(mode: str) -> None:
 
 def test_without_the_monitor_waiting_ends_too() -> None:
     output = fail(2, "hang", "1", GPUNET_COLLECTIVE_TIMEOUT="2", GPUNET_MONITOR="0").output
-    assert re.search(rf"rank 0 of 2 .* has waited 1.8 seconds for the other ranks, in {STEP}: not all", output)
+    assert re.search(
+        rf"rank 0 of 2 .* has waited 1.8 seconds for the other ranks, in {STEP}: not all", output
+    )
 
 
 def test_a_rank_that_leaves_early() -> None:
     output = fail(3, "exit", "1").output
-    assert re.search(r"rank 1 of 3 on host \S+ \(pid \d+\) has left the job, last in .*, but rank [02] waits for it", output)
+    assert re.search(
+        r"rank 1 of 3 on host \S+ \(pid \d+\) has left the job, last in .*, but rank [02] waits for it",
+        output,
+    )
 
 
 def test_errors_instead_of_an_abort() -> None:
@@ -75,23 +86,34 @@ def test_errors_instead_of_an_abort() -> None:
     assert re.search(r"rank 1 of 3 on host \S+ \(pid \d+\) has ended without a word", output)
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
-        ("type", "rank 0 is in all_reduce (sum) of float32 4; rank 1 is in all_reduce (sum) of int32 4"),
-        ("shape", "rank 0 is in all_reduce (sum) of float32 4; rank 1 is in all_reduce (sum) of float32 5"),
-        ("empty", "rank 0 is in all_reduce (sum) of float32 4; rank 1 is in all_reduce (sum) of float32 0"),
-        ("op", "rank 0 is in all_reduce (sum) of float32 4; rank 1 is in all_reduce (max) of float32 4"),
-        ("root", "rank 0 is in broadcast of float32 4 from 0; rank 1 is in broadcast of float32 4 from 1"),
-        ("kind", "rank 0 is in all_reduce (sum) of float32 4; rank 1 is in barrier"),
-        ("receive", "rank 0 sends 4 elements of float32 with tag 0, rank 1 wants 3 of float32"),
-        ("graph", "operator 0 of net 'train' is not the same on all ranks: rank 0 has [Scale] x -> y (name: "
-         '"scale" f: 2); rank 1 has [Scale] x -> y (name: "scale" f: 3)'),
-        ("specs", "blob 'w' of net 'train' is not the same on all ranks: rank 0 has 'w' float32 3x4; rank 1 has 'w' "
-         "float16 3x4"),
-        ("longer", "operator 2 of net 'train' is not the same on all ranks: rank 0 has only 2 operators; rank 1 has "
-         "[Relu] y -> y"),
-    ],
-)  # fmt: skip
-def test_ranks_that_disagree(mode: str, message: str) -> None:
-    assert message in fail(2, mode).output
+REDUCE = "rank 0 is in all_reduce (sum) of float32 4"
+NET = "of net 'train' is not the same on all ranks: rank 0 has"
+MESSAGES = {
+    "type": f"{REDUCE}; rank 1 is in all_reduce (sum) of int32 4",
+    "shape": f"{REDUCE}; rank 1 is in all_reduce (sum) of float32 5",
+    "empty": f"{REDUCE}; rank 1 is in all_reduce (sum) of float32 0",
+    "op": f"{REDUCE}; rank 1 is in all_reduce (max) of float32 4",
+    "root": "rank 0 is in broadcast of float32 4 from 0; rank 1 is in broadcast of float32 4 from 1",
+    "kind": f"{REDUCE}; rank 1 is in barrier",
+    "graph": f'operator 0 {NET} [Scale] x -> y (name: "scale" f: 2); '
+    'rank 1 has [Scale] x -> y (name: "scale" f: 3)',
+    "longer": f"operator 2 {NET} only 2 operators; rank 1 has [Relu] y -> y",
+    "specs": f"blob 'w' {NET} 'w' float32 3x4; rank 1 has 'w' float16 3x4",
+}
+
+
+def test_ranks_that_disagree() -> None:
+    """All ranks learn of it, with names, and could go on together."""
+    job = run_ranks(2, "failures", "disagree")
+    assert job.status == 0, job.output
+    for name, message in MESSAGES.items():
+        for rank in range(2):
+            (line,) = re.findall(rf"^{name}, rank {rank}: (.*)$", job.output, re.MULTILINE)
+            assert message in line
+    assert "none, rank" not in job.output
+
+
+@pytest.mark.parametrize("mode", ["shape", "receive"])
+def test_a_disagreement_that_nobody_catches(mode: str) -> None:
+    message = "rank 0 sends 4 elements of float32 with tag 0, rank 1 wants 3 of float32"
+    assert (MESSAGES[mode] if mode == "shape" else message) in fail(2, mode).output

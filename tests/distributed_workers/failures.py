@@ -1,4 +1,4 @@
-"""Ranks that fail: `failures MODE [RANK]`. Each says its process id, so that a test can look for what is left."""
+"""Ranks that fail: `failures MODE [RANK]`. Each says its process id: a test looks for what is left."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 import gpunet
 from gpunet import distributed
 from gpunet.definitions import make_operator as op
+from gpunet.distributed import check_same_graph
 from gpunet.proto import NetDef
+from gpunet.specs import TensorSpec
 
 STEPS = 200
+Part = Callable[[distributed.Communicator, bool], None]
+
+
+def say(text: str) -> None:
+    """Writes a line at once: lines of ranks must not be mixed."""
+    os.write(1, f"{text}\n".encode())
 
 
 def net(scale: float = 2.0) -> NetDef:
@@ -29,8 +38,8 @@ def steps(world: distributed.Communicator, mode: str, bad: int) -> None:
     ws.create(net())
     for step in range(STEPS):
         ws.run("train")
-        if step == 20 and world.rank == bad:
-            time.sleep(0.5)
+        if step == 5 and world.rank == bad:
+            time.sleep(0.4)
             if mode == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "stop":
@@ -45,42 +54,59 @@ def steps(world: distributed.Communicator, mode: str, bad: int) -> None:
                 ws.feed("x", np.array([b"a"], dtype=object))
 
 
+def reduce_other(other: np.ndarray) -> Part:
+    return lambda world, bad: world.all_reduce(other.copy() if bad else np.ones(4, np.float32))
+
+
+def longer(extra: bool) -> NetDef:
+    made = net()
+    if extra:
+        made.op.append(op("Relu", ["y"], ["y"]))
+    return made
+
+
+def weight(dtype: str) -> dict[str, TensorSpec]:
+    return {"w": TensorSpec((3, 4), np.dtype(dtype))}
+
+
+#: What the ranks do differently, if the flag is that of the bad one.
+DISAGREEMENTS: dict[str, Part] = {
+    "type": reduce_other(np.ones(4, np.int32)),
+    "shape": reduce_other(np.ones(5, np.float32)),
+    "empty": reduce_other(np.ones(0, np.float32)),
+    "op": lambda world, bad: world.all_reduce(np.ones(4, np.float32), "max" if bad else "sum"),
+    "root": lambda world, bad: world.broadcast(np.ones(4, np.float32), int(bad)),
+    "kind": lambda world, bad: world.barrier() if bad else world.all_reduce(np.ones(4, np.float32)),
+    "graph": lambda world, bad: check_same_graph(world, net(3.0 if bad else 2.0)),
+    "longer": lambda world, bad: check_same_graph(world, longer(bad)),
+    "specs": lambda world, bad: check_same_graph(world, net(), weight("float16" if bad else "float32")),
+    "none": lambda world, bad: check_same_graph(world, net(), weight("float32")),
+}
+
+
 def main() -> None:
     mode, bad = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1
     world = distributed.init("mpi")
     is_bad = world.rank == bad
-    print(f"rank {world.rank} is pid {os.getpid()}", flush=True)
+    say(f"rank {world.rank} is pid {os.getpid()}")
     world.barrier()
-    x = np.ones(4, np.float32)
-    if mode == "graph":
-        distributed.check_same_graph(world, net(3.0 if is_bad else 2.0))
-    elif mode == "specs":
-        spec = gpunet.specs.spec((3, 4), "float16" if is_bad else "float32")
-        distributed.check_same_graph(world, net(), {"w": spec})
-    elif mode == "longer":
-        longer = net()
-        if is_bad:
-            longer.op.append(op("Relu", ["y"], ["y"]))
-        distributed.check_same_graph(world, longer)
-    elif mode == "type":
-        world.all_reduce(x.astype(np.int32) if is_bad else x)
+    if mode == "disagree":
+        # All ranks get the error of each, so they can go on together.
+        for name, part in DISAGREEMENTS.items():
+            try:
+                part(world, is_bad)
+            except distributed.CollectiveError as error:
+                say(f"{name}, rank {world.rank}: {error}")
     elif mode == "shape":
-        world.all_reduce(np.ones(5, np.float32) if is_bad else x)
-    elif mode == "empty":
-        world.all_reduce(x[:0] if is_bad else x)
-    elif mode == "op":
-        world.all_reduce(x, "max" if is_bad else "sum")
-    elif mode == "root":
-        world.broadcast(x, int(is_bad))
-    elif mode == "kind":
-        world.barrier() if is_bad else world.all_reduce(x)
+        DISAGREEMENTS[mode](world, is_bad)
     elif mode == "receive":
+        x = np.ones(4, np.float32)
         world.recv(x[:3], 0) if is_bad else world.send(x, bad)
     elif mode == "caught":
         try:
             steps(world, "kill", bad)
         except distributed.PeerFailed as error:
-            print(f"rank {world.rank} saves and leaves: {error}", flush=True)
+            say(f"rank {world.rank} saves and leaves: {error}")
     else:
         steps(world, mode, bad)
 
