@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,16 @@ from gpunet.cpu_fallback.columns import (
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
+from gpunet.cpu_fallback.steps import in_turn
 from gpunet.cpu_fallback.tiles import backward_rows, bind_tiles, plan_tiles
-from gpunet.cpu_fallback.winograd import WinogradPlan, bind_winograd, plan_winograd, transform_filters
+from gpunet.cpu_fallback.winograd import (
+    WinogradPlan,
+    bind_filter_gradient,
+    bind_winograd,
+    filter_gradient_scratch,
+    plan_winograd,
+    transform_filters,
+)
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
@@ -32,7 +41,7 @@ from gpunet.specs import TensorSpec, spec
 
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
-Run = Callable[[], None]
+Run = Callable[[], Any]
 
 
 def _layout(args: Arguments, x: Any, w: Any) -> Layout:
@@ -146,12 +155,32 @@ def _has_data_gradient(args: Arguments, outputs: Sequence[Any]) -> bool:
     return len(outputs) == (2 if args.no_bias else 3)
 
 
+class _Backward(NamedTuple):
+    """How gradients are made; all ``None``: those of filters and of images from one set of columns."""
+
+    filters: WinogradPlan | None
+    images: WinogradPlan | None
+    phases: PhasePlan | None
+
+
+def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
+    filters = _winograd(layout, dtype)
+    if not has_data:
+        return _Backward(filters, None, None)
+    images = _backward_winograd(layout, dtype)
+    phases = None if images is not None else _backward_phases(layout)
+    return _Backward(None if images is None and phases is None else filters, images, phases)
+
+
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
-    wanted = [_filter_gradient_scratch(op, layout, inputs, outputs)]
-    if _has_data_gradient(op.args, op.outputs):
-        plans = _backward_winograd(layout, inputs[0].dtype), _backward_phases(layout)
-        wanted += [plan.scratch() for plan in plans if plan is not None]
+    plans = _backward(layout, inputs[0].dtype, _has_data_gradient(op.args, op.outputs))
+    wanted = [
+        _column_scratch(op, layout, inputs, outputs)
+        if plans.filters is None
+        else filter_gradient_scratch(plans.filters)
+    ]
+    wanted += [plan.scratch() for plan in plans[1:] if plan is not None]
     # The gradients of filters and of images are made one after the other.
     size = max(sum(_aligned(s.size) for s in specs) for specs in wanted)
     return [spec((size,), layout.dtype)]
@@ -168,7 +197,7 @@ def _pieces(memory: Array, specs: Sequence[TensorSpec]) -> Arrays:
     return tuple(memory[start : start + s.size] for start, s in zip(starts, specs, strict=False))
 
 
-def _filter_gradient_scratch(
+def _column_scratch(
     op: Operator, layout: Layout, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> list[TensorSpec]:
     """Memory for all gradients without Winograd's tiles."""
@@ -193,24 +222,25 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     dw = outputs[0]
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if _has_data_gradient(args, outputs) else None
-    winograd, phases = _backward_winograd(layout, x.dtype), _backward_phases(layout)
-    plan = winograd or phases
     (memory,) = ctx.scratch
-    own = _pieces(memory, _filter_gradient_scratch(ctx.op, layout, inputs, outputs))
-    if plan is None or dx is None:
-        return _gradients(layout, x, w, dy, dw, db, dx, own)
-    filters = _gradients(layout, x, w, dy, dw, db, None, own)
-    own = _pieces(memory, plan.scratch())
-    if winograd is not None:
-        data = _by_winograd(winograd, dy, mirrored_filters(w), None, dx, own)
-    elif phases is not None:
-        data = bind_phases(phases, w, dy, dx, own)
-
-    def run() -> None:
-        filters()
-        data()
-
-    return run
+    plans = _backward(layout, x.dtype, dx is not None)
+    apart = plans.images is not None or plans.phases is not None
+    if plans.filters is not None:
+        own = _pieces(memory, filter_gradient_scratch(plans.filters))
+        from_tiles = bind_filter_gradient(plans.filters, x, dy, dw, own)
+        filters = in_turn(
+            from_tiles, partial(np.add.reduce, dy, axis=(0, 2, 3), out=db) if db is not None else None
+        )
+    else:
+        own = _pieces(memory, _column_scratch(ctx.op, layout, inputs, outputs))
+        filters = _gradients(layout, x, w, dy, dw, db, None if apart else dx, own)
+    data: Run | None = None
+    if plans.images is not None:
+        own = _pieces(memory, plans.images.scratch())
+        data = _by_winograd(plans.images, dy, mirrored_filters(w), None, outputs[-1], own)
+    elif plans.phases is not None:
+        data = bind_phases(plans.phases, w, dy, outputs[-1], _pieces(memory, plans.phases.scratch()))
+    return in_turn(filters, data)
 
 
 def _gradients(

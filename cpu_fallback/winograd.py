@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from gpunet.cpu_fallback.lanes import LANES, SMALL_PRODUCT
+from gpunet.cpu_fallback.lanes import LANES, SMALL_PRODUCT, run_lanes
 from gpunet.operators.window import Window
 from gpunet.specs import TensorSpec, spec
 
@@ -34,6 +34,7 @@ _IN: Final = 4
 _INPUT: Final = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32)
 _FILTER: Final = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 _OUTPUT: Final = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32)
+_BACK: Final = np.ascontiguousarray(_OUTPUT.T)
 
 #: With fewer channels, transformations take longer than they save; with more filters, those of filters do.
 _LEAST_CHANNELS: Final = 48
@@ -173,39 +174,18 @@ def _step(
     memory: Sequence[Array],
 ) -> Callable[[], None]:
     """The convolution of one block, whose first row of tiles is ``row``."""
-    rows, across, width, count = plan.rows, plan.across, plan.width, plan.images
-    size = memory[0].itemsize
-    # Padded images, and each row of tiles of them: views that overlap.
-    height = _OUT * rows + _IN - _OUT
-    pixel = count * plan.channels
-    line = width * pixel
-    padded = memory[0][: height * line].reshape(height, width, count, plan.channels)
-    bands = as_strided(padded, (rows, _IN, line), (_OUT * line * size, line * size, size))
-    band_sums = memory[1][: rows * _IN * line].reshape(rows, _IN, line)
-    columns = as_strided(
-        band_sums,
-        (rows, _IN, across, _IN, pixel),
-        (_IN * line * size, line * size, _OUT * pixel * size, pixel * size, size),
-    )
-    tiles = memory[2][: _IN**2 * plan.tiles * plan.channels]
-    by_place = tiles.reshape(_IN, _IN, rows, across, pixel).transpose(2, 0, 3, 1, 4)
-    products = memory[3][: _IN**2 * plan.tiles * plan.filters]
+    factors = _tiles(memory[2], plan, plan.channels)
+    transform = _bind_tiles(plan, row, images, _INPUT, plan.window.head, memory[:2], factors)
+    targets = _tiles(memory[3], plan, plan.filters)
     made = plan.tiles * plan.filters
+    by_row = targets.reshape(_IN, _IN * made)
     result_rows = memory[0][: _OUT * _IN * made].reshape(_OUT, _IN, made)
     results = memory[1][: _OUT**2 * made].reshape(_OUT, _OUT, made)
-    factors = tiles.reshape(_IN**2, plan.tiles, plan.channels)
-    targets = products.reshape(_IN**2, plan.tiles, plan.filters)
-    by_row = products.reshape(_IN, _IN * made)
-
-    inside, source, paddings = _image_views(plan, row, images, padded)
-    finals = _output_views(plan, row, outputs, results.reshape(_OUT, _OUT, rows, across, count, plan.filters))
+    by_place = results.reshape(_OUT, _OUT, plan.rows, plan.across, plan.images, plan.filters)
+    finals = _output_views(plan, row, outputs, by_place)
 
     def run() -> None:
-        for padding in paddings:
-            padding.fill(0)
-        np.copyto(inside, source)
-        np.matmul(_INPUT, bands, out=band_sums)
-        np.matmul(_INPUT, columns, out=by_place)
+        transform()
         np.matmul(factors, filters, out=targets)
         np.matmul(_OUTPUT, by_row, out=result_rows.reshape(_OUT, _IN * made))
         np.matmul(_OUTPUT, result_rows, out=results)
@@ -218,15 +198,58 @@ def _step(
     return run
 
 
+def _tiles(memory: Array, plan: WinogradPlan, channels: int) -> Array:
+    """Transformed tiles of a block in flat memory: (place in the tile, tile, channel)."""
+    return memory[: _IN**2 * plan.tiles * channels].reshape(_IN**2, plan.tiles, channels)
+
+
+def _bind_tiles(
+    plan: WinogradPlan,
+    row: int,
+    images: Array,
+    matrix: Array,
+    head: Sequence[int],
+    memory: Sequence[Array],
+    tiles: Array,
+) -> Callable[[], None]:
+    """Writes ``matrix d matrix^T`` of each tile ``d`` of a block of images (image, channel, *space).
+
+    Tiles begin at every other position, less ``head``, and are as large as ``matrix`` is wide. ``memory`` is
+    for the padded images and for what the first of the two products gives.
+    """
+    rows, across, count, channels = plan.rows, plan.across, plan.images, images.shape[1]
+    side, size = matrix.shape[1], tiles.itemsize
+    height, width = (_OUT * n + side - _OUT for n in (rows, across))
+    pixel = count * channels
+    line = width * pixel
+    padded = memory[0][: height * line].reshape(height, width, count, channels)
+    # Views that overlap: each row of tiles, and in it each tile.
+    bands = as_strided(padded, (rows, side, line), (_OUT * line * size, line * size, size))
+    sums = memory[1][: rows * _IN * line].reshape(rows, _IN, line)
+    columns = as_strided(
+        sums,
+        (rows, _IN, across, side, pixel),
+        (_IN * line * size, line * size, _OUT * pixel * size, pixel * size, size),
+    )
+    by_place = tiles.reshape(_IN, _IN, rows, across, pixel).transpose(2, 0, 3, 1, 4)
+    inside, source, paddings = _image_views((_OUT * row, 0), head, images, padded)
+
+    def run() -> None:
+        for padding in paddings:
+            padding.fill(0)
+        np.copyto(inside, source)
+        np.matmul(matrix, bands, out=sums)
+        np.matmul(matrix, columns, out=by_place)
+
+    return run
+
+
 def _image_views(
-    plan: WinogradPlan, row: int, images: Array, padded: Array
+    starts: Sequence[int], heads: Sequence[int], images: Array, padded: Array
 ) -> tuple[Array, Array, list[Array]]:
     """The part of the padded images that lies inside, the images there, and the parts that are padding."""
     cuts = []
-    starts = (_OUT * row, 0)
-    for start, head, size, length in zip(
-        starts, plan.window.head, plan.window.image, padded.shape, strict=False
-    ):
+    for start, head, size, length in zip(starts, heads, images.shape[2:], padded.shape, strict=False):
         first = min(max(0, head - start), length)
         last = max(first, min(length, size + head - start))
         cuts.append((first, last, first + start - head))
@@ -246,3 +269,59 @@ def _output_views(plan: WinogradPlan, row: int, outputs: Array, results: Array) 
             final = outputs[:, :, _OUT * row + down : stop : _OUT, across::_OUT].transpose(2, 3, 0, 1)
             pairs.append((final, results[down, across, : final.shape[0], : final.shape[1]]))
     return pairs
+
+
+def filter_gradient_scratch(plan: WinogradPlan) -> list[TensorSpec]:
+    """Sums over lanes in the order of filters; for each lane, six arrays.
+
+    They are padded images, their rows transformed, tiles of images and of dY, a product and a sum.
+    """
+    both = plan.channels + plan.filters
+    row = plan.width * plan.images * max(plan.channels, plan.filters)
+    pairs = plan.channels * plan.filters
+    lane = [(_OUT * plan.rows + _IN - _OUT) * row, plan.rows * _IN * row]
+    lane += [_IN**2 * plan.tiles * n for n in (plan.channels, both - plan.channels)]
+    lane += [_IN**2 * pairs] * 2
+    return [spec((n,), np.dtype(np.float32)) for n in [9 * pairs, *lane * LANES]]
+
+
+def bind_filter_gradient(
+    plan: WinogradPlan, images: Array, dy: Array, dw: Array, scratch: Sequence[Array]
+) -> Callable[[], None]:
+    """Writes ``dW = G^T (sum over tiles of (B^T d B) * (A dY A^T)) G``, the transpose of the convolution."""
+    ordered, *rest = scratch
+    memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]
+    steps: list[list[tuple[Callable[[], None], Callable[[], None], Array, Array]]] = [
+        [] for _ in range(LANES)
+    ]
+    for number, (image, row, block) in enumerate(plan.blocks()):
+        own = memory[number % LANES]
+        at = slice(image, image + block.images)
+        factors, gradients = _tiles(own[2], block, plan.channels), _tiles(own[3], block, plan.filters)
+        from_x = _bind_tiles(block, row, images[at], _INPUT, plan.window.head, own[:2], factors)
+        from_dy = _bind_tiles(block, row, dy[at], _BACK, (0, 0), own[:2], gradients)
+        steps[number % LANES].append((from_x, from_dy, factors.transpose(0, 2, 1), gradients))
+    shape = (_IN**2, plan.channels, plan.filters)
+    both = np.kron(_FILTER, _FILTER).T.copy()
+
+    def run_lane(lane: int) -> None:
+        part, total = (m.reshape(shape) for m in memory[lane][4:])
+        total.fill(0)
+        for from_x, from_dy, factors, gradients in steps[lane]:
+            from_x()
+            from_dy()
+            np.matmul(factors, gradients, out=part)
+            np.add(total, part, out=total)
+
+    lanes = [functools.partial(run_lane, lane) for lane in range(LANES)]
+
+    def run() -> None:
+        run_lanes(lanes, plan.work)
+        total, *others = (m[5] for m in memory)
+        for other in others:
+            np.add(total, other, out=total)
+        by_channel = ordered.reshape(9, *shape[1:]).transpose(1, 0, 2)
+        np.matmul(both, total.reshape(shape).transpose(1, 0, 2), out=by_channel)
+        np.copyto(dw, ordered.reshape(3, 3, *shape[1:]).transpose(3, 2, 0, 1))
+
+    return run

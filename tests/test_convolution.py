@@ -123,6 +123,23 @@ def test_values(case: Case, dtype: str, tolerance: float):
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("name", ["winograd", "steps", "deep"])
+def test_gradients_may_be_left_out(name: str):
+    case = CASES[name]
+    x, w, b, dy = arrays(case, "float32")
+    _, dw, db, dx = expected(case, x, w, b, dy)
+    for outputs, no_bias, wanted in (
+        (["dw", "db"], 0, [dw, db]),
+        (["dw", "dx"], 1, [dw, dx]),
+        (["dw"], 1, [dw]),
+    ):
+        op = definition(case, gradient=True)
+        op.output[:] = outputs
+        op.arg.add(name="no_bias", i=no_bias)
+        for found, value in zip(execute(op, [x, w, dy]), wanted, strict=True):
+            np.testing.assert_allclose(found, value, rtol=3e-6, atol=3e-6 * np.abs(value).max())
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_paths_are_taken(case: Case):
     x, w, _, _ = arrays(case, "float32")
