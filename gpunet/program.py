@@ -226,16 +226,16 @@ class StaticSegment(Segment):
         #: Runs the bound steps.
         self.execute: Callable[[], None] = run_simple([])
         self._execute_constants: Callable[[], None] = run_simple([])
-        self._entries: list[tuple[Blob, Device]] = []
+        self._entries: list[tuple[Blob, Device, Any]] = []
         self._finals: list[tuple[Blob, BlobSpec, frozenset[Device]]] = []
         self._sources: list[Blob] = []
         self._versions: list[int] | None = None
 
     def run(self) -> None:
         """Runs the bound steps, once what they read is where they read it."""
-        for blob, device in self._entries:
+        for blob, device, storage in self._entries:
             if device not in blob.valid:
-                self.program.workspace.bring(blob.name, device)
+                self.program.workspace.bring(blob.name, device, storage)
         try:
             if self._versions is not None:
                 self._refresh_constants()
@@ -317,7 +317,9 @@ class StaticSegment(Segment):
                 blob.commit(spec, valid)
             self._entries, self._finals = [], [entry for entry in committed if entry[0].watched]
         else:
-            self._entries = [(workspace.blob(name), device) for name, device in binding.entries]
+            self._entries = [
+                (workspace.blob(name), device, storage) for (name, device), storage in binding.entries.items()
+            ]
             self._finals = committed
         self._watch_sources(workspace)
         # Where a run leaves another shape in a blob that it starts from, the next run starts from that one.

@@ -273,21 +273,26 @@ class Workspace:
         self.blob(name).slot(device).set(storage, spec)
         self.epoch += 1
 
-    def bring(self, name: str, device: Device) -> None:
-        """Copies the blob's value to a device unless it is there; from another device than the host by way of
-        the host.
+    def bring(self, name: str, device: Device, target: Any = None) -> None:
+        """Copies the blob's value to a device unless it is there.
+
+        From another device than the host it goes by way of the host. ``target`` is the storage to copy to where that
+        is not the blob's present one on the device: a net that leaves another shape in a blob than it reads is
+        bound to both.
         """
         blob = self._blobs[name]
         if device in blob.valid or not isinstance(blob.spec, TensorSpec):
             return
-        target = self.allocate(name, blob.spec, device)
+        if target is None:
+            target = self.allocate(name, blob.spec, device)
         if device == CPU:
             source = blob.slots[next(iter(blob.valid))].storage
             source.backend.copy_out(target, source, source.backend.stream)
         else:
             self.bring(name, CPU)
             target.backend.copy_in(target, blob.slots[CPU].storage, target.backend.stream)
-        blob.valid |= {device}
+        if target is blob.slots[device].storage:
+            blob.valid |= {device}
 
     def replace(self, name: str, value: Any) -> None:
         """Makes the blob hold ``value`` itself, on the host."""

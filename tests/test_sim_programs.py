@@ -219,3 +219,20 @@ def test_host_work_stays_outside_of_the_graph():
         n.op is None or n.device.kind == "cpu" for n in (i.node for i in segment.compiled.schedule.items)
     ]
     assert kinds == sorted(kinds, reverse=True), "all host work comes first"
+
+
+def test_a_net_may_leave_another_shape_in_a_blob_than_it_reads():
+    net = NetDef(name="n", op=[op("Add", "x r", "a"), op("Softmax", "a", "r")])
+    results = []
+    for device in ("cpu", "sim:0"):
+        ws = gpunet.Workspace(device)
+        ws.feed("x", np.arange(12, dtype=np.float32).reshape(4, 3))
+        ws.feed("r", np.ones((4, 1), dtype=np.float32))
+        ws.create(net)
+        ws.run("n")
+        first = ws.fetch("r")
+        ws.run("n", 2)
+        results.append([first, ws.fetch("r")])
+    for a, b in zip(*results, strict=True):
+        assert a.shape == (4, 3)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
