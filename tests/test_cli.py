@@ -61,6 +61,16 @@ def test_the_curve_is_optional(tmp_path, monkeypatch):
     assert not (tmp_path / "curve.png").exists()
 
 
+def test_training_in_float16_saves_a_model_that_predicts(tmp_path):
+    invoke("train", "mlp", "--epochs", 1, "--precision", "float16", "--out", tmp_path)
+    images, labels = load_digits("test")
+    np.save(tmp_path / "many.npy", images[:20])
+    lines = invoke("predict", tmp_path, tmp_path / "many.npy", "--top", 1).stdout.splitlines()
+    found = [int(line.split("class ")[1].split()[0]) for line in lines]
+    assert np.mean(found == labels[:20]) > 0.7
+    assert "FloatToHalf" in (tmp_path / "predict_net.pbtxt").read_text()
+
+
 def test_predict(run, tmp_path):
     images, labels = load_digits("test")
     np.save(tmp_path / "many.npy", images[:20])
