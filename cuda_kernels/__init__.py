@@ -32,6 +32,7 @@ from gpunet.cuda_kernels import reduction as reduction
 from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import softmax as softmax
 from gpunet.cuda_kernels import sparse_optimizer as sparse_optimizer
+from gpunet.cuda_kernels import sync_batch_norm as sync_batch_norm
 from gpunet.cuda_kernels import total as total
 from gpunet.cuda_kernels import unary as unary
 from gpunet.cuda_kernels import variadic as variadic

@@ -38,7 +38,7 @@ _LRN_BWD = Kernel(
     "int64 inner, int64 size, double factor",
     T=FLOATS,
 )
-_MOMENTS = Kernel(
+MOMENTS = Kernel(
     "normalization",
     "spatial_bn_moments",
     "const T* x, double* partial, int64 count, int64 channels, int64 pixels, int64 slices, int64 length, "
@@ -60,13 +60,13 @@ _STATISTICS = Kernel(
     "int64 count, int64 slices, int64 length, double total, double epsilon, double momentum",
     T=FLOATS,
 )
-_APPLY = Kernel(
+APPLY = Kernel(
     "normalization",
     "spatial_bn_apply",
     "const T* x, const uint8* factors, T* y, int64 n, int64 channels, int64 pixels",
     T=FLOATS,
 )
-_BWD_SUMS = Kernel(
+BWD_SUMS = Kernel(
     "normalization",
     "spatial_bn_bwd_sums",
     "const T* x, const T* dy, const T* mean, const float* single_mean, double* partial, int64 count, "
@@ -81,7 +81,7 @@ _BWD_STATISTICS = Kernel(
     "double batches",
     T=FLOATS,
 )
-_BWD = Kernel(
+BWD = Kernel(
     "normalization",
     "spatial_bn_bwd",
     "const T* x, const T* dy, const uint8* factors, T* dx, int64 n, int64 channels, int64 pixels",
@@ -92,7 +92,7 @@ _BWD = Kernel(
 _LONGEST_RUN: Final = 128
 
 
-def _wide_bytes(dtype: np.dtype, count: int) -> TensorSpec:
+def wide_bytes(dtype: np.dtype, count: int) -> TensorSpec:
     """Scratch for numbers of the type that this one is computed in."""
     return TensorSpec((count * (8 if dtype == np.float64 else 4),), np.dtype(np.uint8))
 
@@ -116,7 +116,7 @@ def lrn(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) 
 
 
 def _lrn_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-    return [_wide_bytes(inputs[0].dtype, inputs[0].size)] * 2
+    return [wide_bytes(inputs[0].dtype, inputs[0].size)] * 2
 
 
 @kernel("LRNGradient", device="cuda", binds=True, scratch=_lrn_scratch)
@@ -135,7 +135,7 @@ def lrn_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
 
 
 @dataclass(frozen=True)
-class _Plan:
+class ReductionPlan:
     """How the elements of the channels are shared among blocks.
 
     Attributes:
@@ -158,14 +158,17 @@ class _Plan:
 
     @property
     def grid(self) -> Grid:
+        """Blocks and threads of a kernel that takes a slice of some channels at a time."""
         return blocks(-(-self.channels // self.across) * self.slices, self.threads)
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """What such a kernel is told."""
         return (self.count, self.channels, self.pixels, self.slices, self.length, self.across)
 
 
-def _plan(shape: Shape, order: str) -> _Plan:
+def reduction_plan(shape: Shape, order: str) -> ReductionPlan:
+    """The plan for sums over the channels of a tensor."""
     if order == "NCHW":
         channels, pixels = shape[1], math.prod(shape[2:])
     else:
@@ -178,17 +181,17 @@ def _plan(shape: Shape, order: str) -> _Plan:
     deep = threads // across
     wanted = max(slices(-(-channels // across), count, deep), -(-count // (deep * _LONGEST_RUN)))
     length = max(1, -(-count // wanted))
-    return _Plan(count, channels, pixels, max(1, -(-count // length)), length, across, threads)
+    return ReductionPlan(count, channels, pixels, max(1, -(-count // length)), length, across, threads)
 
 
 def _scratch(values: int, op: Operator, inputs: Sequence[Any]) -> list[TensorSpec]:
     """Two numbers a channel and slice, and ``values`` a channel for the last step."""
     x, scale = inputs[0], inputs[1]
-    plan = _plan(x.shape, op.args.order)
+    plan = reduction_plan(x.shape, op.args.order)
     partial = 0 if op.args.is_test and op.type == "SpatialBN" else 2 * plan.slices * plan.channels
     return [
         TensorSpec((partial,), np.dtype(np.float64)),
-        _wide_bytes(scale.dtype, values * plan.channels),
+        wide_bytes(scale.dtype, values * plan.channels),
     ]
 
 
@@ -201,7 +204,7 @@ def spatial_bn(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
     """``Y = scale (X - mean) / sqrt(var + epsilon) + bias`` by channel."""
     x, scale, bias, running_mean, running_var = inputs[:5]
     partial, factors = ctx.scratch
-    y, plan = outputs[0], _plan(x.shape, args.order)
+    y, plan = outputs[0], reduction_plan(x.shape, args.order)
     of_channels, channels = elementwise(plan.channels), plan.channels
     apply = (x, factors, y, x.size, channels, plan.pixels)
     grid = elementwise(x.size, per_thread=max(1, 16 // x.dtype.itemsize))
@@ -224,14 +227,14 @@ def spatial_bn(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
         if args.num_batches > 1:
             sums = (inputs[5], inputs[6])
         else:
-            launches.append(prepare(ctx, _MOMENTS, (x.dtype,), (x, partial, *plan.sizes), plan.grid))
+            launches.append(prepare(ctx, MOMENTS, (x.dtype,), (x, partial, *plan.sizes), plan.grid))
         statistics = (
             *(partial, *sums, scale, bias, *outputs[1:5], factors, channels),
             *(plan.count, plan.slices, plan.length),
             *(args.num_batches * plan.count, args.epsilon, args.momentum),
         )
         launches.append(prepare(ctx, _STATISTICS, (scale.dtype,), statistics, of_channels))
-    return in_order(*launches, prepare(ctx, _APPLY, (x.dtype,), apply, grid))
+    return in_order(*launches, prepare(ctx, APPLY, (x.dtype,), apply, grid))
 
 
 def _bn_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
@@ -243,7 +246,7 @@ def spatial_bn_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx:
     """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``."""
     x, scale, dy, mean, inv_std = inputs[:5]
     (dx, dscale, dbias), (partial, factors) = outputs, ctx.scratch
-    plan = _plan(x.shape, args.order)
+    plan = reduction_plan(x.shape, args.order)
     if x.size == 0:
         backend, stream = ctx.backend, ctx.stream
         return in_order(lambda: backend.fill(dscale, 0, stream), lambda: backend.fill(dbias, 0, stream))
@@ -254,7 +257,7 @@ def spatial_bn_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx:
     else:
         means = (mean, None) if mean.dtype == x.dtype else (None, mean)
         arguments = (x, dy, *means, partial, *plan.sizes)
-        launches.append(prepare(ctx, _BWD_SUMS, (x.dtype,), arguments, plan.grid))
+        launches.append(prepare(ctx, BWD_SUMS, (x.dtype,), arguments, plan.grid))
     statistics = (
         *(partial, *sums, scale, mean, inv_std, dscale, dbias, factors),
         *(plan.channels, plan.count, plan.slices, args.num_batches),
@@ -264,5 +267,5 @@ def spatial_bn_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx:
     return in_order(
         *launches,
         prepare(ctx, _BWD_STATISTICS, (scale.dtype,), statistics, elementwise(plan.channels)),
-        prepare(ctx, _BWD, (x.dtype,), apply, grid),
+        prepare(ctx, BWD, (x.dtype,), apply, grid),
     )

@@ -145,13 +145,15 @@ def command(
 
     from gpunet import nan_check
     from gpunet.data import load_dataset
-    from gpunet.distributed import world
+    from gpunet.distributed import discover, init, local_device
     from gpunet.training import CheckpointFolder, Ranks, Settings, TrainingInterruptedError, make_trainer
 
     if resume and overwrite:
         raise click.UsageError("--resume and --overwrite exclude each other")
     Settings.of(model)
-    job = world()
+    place = discover()
+    where = device if place.size == 1 else local_device(device, place)
+    job = init("auto", None if place.size == 1 else where)
     first = job.rank == 0
     console = Console(quiet=not first)
     folder = out or Path("runs") / f"{model}-{Path(data or 'digits').resolve().name}"
@@ -172,7 +174,7 @@ def command(
     trainer = make_trainer(
         Settings.of(model, seed or 0, **changes),
         dataset,
-        device=device,
+        device=where,
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         notes={"data": str(Path(data).resolve()) if data and dataset.name != "digits" else "digits"},

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpunet.arguments import Float, Str
-from gpunet.errors import ArgumentError, ShapeError
+from gpunet.errors import ArgumentError, DataTypeError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
@@ -48,6 +48,13 @@ def _want_channels(op: Operator, inputs: Sequence[TensorSpec], *indices: int) ->
     for i in indices:
         want_shape(op, inputs, i, (channels,), f"one for each of the {channels} channels of X")
     want_same_type(op, inputs, *indices)
+    x, parameter = inputs[0], inputs[indices[0]]
+    # Half precision data comes with parameters in single precision.
+    wanted = "float32" if x.dtype == "float16" else x.dtype.name
+    if parameter.dtype.name != wanted:
+        raise DataTypeError(
+            f"{describe(op, indices[0], parameter)} does not fit {describe(op, 0, x)}, wanted {wanted}"
+        )
     return channels
 
 

@@ -125,12 +125,14 @@ def make_trainer(
                 f"precision {recipe.precision} on several ranks or with micro-batches, wanted float32: "
                 "the scale of the loss is not agreed between them"
             )
-        from gpunet.distributed import local_device, world
+        from gpunet.distributed import discover, init, local_device
 
         network = network_hash(_with_updates(settings, dataset, optimizer))
-        place = world().place
-        shard = (place.rank, place.size)
-        device = local_device(device, place) if isinstance(device, str) else device
+        place = discover()
+        if isinstance(device, str) and place.size > 1:
+            device = local_device(device, place)
+        job = init("auto", device if place.size > 1 else None)
+        shard = (job.rank, job.size)
         parallel = _parallelize(model, recipe, ranks)
     else:
         _add_gradients(model, recipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpunet.errors import ArgumentError, ShapeError
+from gpunet.errors import ArgumentError, DataTypeError, ShapeError
 from tests.op_check import OpCase
 
 rng = np.random.default_rng(33)
@@ -99,11 +99,19 @@ def backward_rows(x: np.ndarray, order: str = "NCHW") -> list[OpCase]:
 
 
 CASES = [
-    OpCase("BatchMoments", [array(3, 4, 5, 2)], reference=moments),
-    OpCase("BatchMoments", [array(6, 3)], reference=moments),
+    # Devices add up in the type of the data, then in float64.
+    OpCase("BatchMoments", [array(3, 4, 5, 2)], reference=moments, rtol=2e-5),
+    OpCase("BatchMoments", [array(6, 3)], reference=moments, rtol=2e-5),
+    OpCase("BatchMoments", [array(600, 3)], reference=moments, rtol=2e-5),
     OpCase(
-        "BatchMoments", [array(3, 5, 4)], {"order": "NHWC"}, reference=lambda x: moments(x, "NHWC"), id="last"
+        "BatchMoments",
+        [array(3, 5, 4)],
+        {"order": "NHWC"},
+        reference=lambda x: moments(x, "NHWC"),
+        rtol=2e-5,
+        id="last",
     ),
+    OpCase("BatchMoments", [array(3, 4, 5, dtype="float64")], reference=moments, id="double"),
     OpCase("BatchMoments", [array(3, 4, 5, dtype="float16")], reference=moments, rtol=1e-3, id="half"),
     OpCase("BatchMoments", [array(3)], raises=(ShapeError, "at least 2")),
     forward_row(array(3, 4, 5, 2)),
@@ -119,6 +127,12 @@ CASES = [
         {"epsilon": -1.0},
         outputs=5,
         raises=(ArgumentError, "'epsilon' is -1"),
+    ),
+    OpCase(
+        "SyncBatchNorm",
+        [array(2, 3, dtype="float64"), *(array(3) for _ in range(4)), np.ones(7), ONE],
+        outputs=5,
+        raises=(DataTypeError, "wanted float64"),
     ),
     OpCase(
         "SyncBatchNorm",
