@@ -12,7 +12,7 @@ from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
 from gpunet.dtypes import NUMPY_TO_PROTO
-from gpunet.errors import DataTypeError
+from gpunet.errors import DataTypeError, ShapeError
 from gpunet.proto import TensorProto
 from gpunet.specs import BlobSpec, OpaqueSpec, TensorSpec
 
@@ -154,7 +154,13 @@ def as_value(name: str, value: Any) -> Any:
 
         return tensor_from_proto(value)
     if isinstance(value, (list, tuple, int, float, bool, np.generic)):
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise ShapeError(
+                f"cannot feed blob {name!r}: the nested lists form no array, wanted equal lengths at "
+                f"each depth ({error})"
+            ) from None
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind in "SUO":

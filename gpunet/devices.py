@@ -65,7 +65,7 @@ def parse_device(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    kind, colon, number = name.partition(":")
+    kind, colon, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind == "auto" and not colon:
         return Device("cuda") if gpu_count() and importlib.util.find_spec("cupy_backends") else CPU
     if kind not in ("cpu", "cuda", "sim") or (colon and not number.isdecimal()):

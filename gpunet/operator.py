@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpunet import schema as schemas
 from gpunet.arguments import Arguments, parse_arguments
 from gpunet.errors import GpunetError, SchemaError, ShapeError
-from gpunet.specs import BlobSpec, TensorSpec
+from gpunet.specs import MAX_RANK, BlobSpec, TensorSpec, is_representable
 
 if TYPE_CHECKING:
     from gpunet.proto import OperatorDef
@@ -67,6 +67,8 @@ class Operator:
             found = list(self.schema.infer(self, specs))
             if len(found) < len(self.outputs):
                 raise SchemaError(f"has {len(self.outputs)} outputs, wanted at most {len(found)} here")
+            for output, after in enumerate(found[: len(self.outputs)]):
+                self._check_size(output, after)
             for output, i in (
                 (o, self.inputs.index(n)) for o, n in enumerate(self.outputs) if n in self.inputs
             ):
@@ -74,6 +76,13 @@ class Operator:
             return [_forget(s, specs) for s in found[: len(self.outputs)]]
         except GpunetError as error:
             raise error.locate(self.where) from None
+
+    def _check_size(self, o: int, after: BlobSpec | None) -> None:
+        if isinstance(after, TensorSpec) and not is_representable(after.shape, after.dtype):
+            raise ShapeError(
+                f"output {self.schema.output_at(o).name} would be {after} ({after.rank} dimensions), wanted "
+                f"at most {MAX_RANK} dimensions and less than 2^63 bytes"
+            )
 
     def _check_inplace(self, i: int, o: int, before: BlobSpec | None, after: BlobSpec | None) -> None:
         if isinstance(before, TensorSpec) and isinstance(after, TensorSpec) and before.nbytes != after.nbytes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Shape: TypeAlias = tuple[int, ...]
+
+#: Most dimensions that a tensor may have: what every supported NumPy can do.
+MAX_RANK: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,12 @@ BlobSpec: TypeAlias = TensorSpec | OpaqueSpec
 def spec(shape: Shape, dtype: npt.DTypeLike) -> TensorSpec:
     """Shorthand for a :class:`TensorSpec` that accepts anything NumPy takes as a type."""
     return TensorSpec(tuple(shape), np.dtype(dtype))
+
+
+def is_representable(shape: Shape, dtype: np.dtype) -> bool:
+    """Whether NumPy can describe an array of this shape and type, whatever memory there is."""
+    # NumPy multiplies the sizes that are not zero, even for an empty array.
+    return len(shape) <= MAX_RANK and math.prod(size or 1 for size in shape) * dtype.itemsize < 2**63
 
 
 def format_shape(shape: Shape) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gpunet.dtypes import dtype_from_proto, dtype_to_proto
 from gpunet.errors import DataTypeError, FormatError
 from gpunet.proto import BlobProto, QTensorProto, TensorProto
+from gpunet.specs import MAX_RANK, is_representable
 
 if TYPE_CHECKING:
     from gpunet.blobs import QuantizedTensor
@@ -130,10 +131,10 @@ def _checked_shape(
     shape = tuple(proto.dims)
     if any(size < 0 for size in shape):
         raise FormatError(f"{what}: found shape {list(shape)}, wanted no negative sizes")
-    # NumPy multiplies the sizes that are not zero, even for an empty array.
-    if len(shape) > 32 or math.prod(size or 1 for size in shape) * dtype.itemsize >= 2**63:
+    if not is_representable(shape, dtype):
         raise FormatError(
-            f"{what}: found {len(shape)} sizes {list(shape[:8])}, wanted at most 32 and less than 2^63 bytes"
+            f"{what}: found {len(shape)} sizes {list(shape[:8])}, wanted at most {MAX_RANK} and less than "
+            "2^63 bytes"
         )
     return shape, math.prod(shape)
 

@@ -64,6 +64,7 @@ class Workspace:
 
         Raises:
             DataTypeError: an array of a type that tensors cannot have.
+            ShapeError: nested lists of unequal lengths.
         """
         value = as_value(name, value)
         if isinstance(value, np.ndarray):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gpunet
-from gpunet.errors import BlobError, DataTypeError, DeviceError, FormatError, NetError
+from gpunet.definitions import make_operator
+from gpunet.errors import BlobError, DataTypeError, DeviceError, FormatError, NetError, ShapeError
 from gpunet.proto import NetDef, OperatorDef, TensorProto
 from gpunet.serialization import tensor_to_proto
 
@@ -84,6 +85,26 @@ def test_quantized_tensors_keep_scale_and_zero_point(ws):
 def test_feed_refuses_types_that_no_tensor_has(ws, value):
     with pytest.raises(DataTypeError, match="cannot feed blob 'x'"):
         ws.feed("x", value)
+
+
+def test_feed_refuses_ragged_lists(ws):
+    with pytest.raises(ShapeError, match="cannot feed blob 'x': the nested lists form no array"):
+        ws.feed("x", [[1], [2, 3]])
+
+
+@pytest.mark.parametrize("device", [None, 0, b"cpu"])
+def test_a_device_is_a_name(device):
+    with pytest.raises(DeviceError, match="unknown device"):
+        gpunet.Workspace(device)
+
+
+@pytest.mark.parametrize("shape", [[2**40, 2**40], [0, 2**62, 2**62], [1] * 70], ids=["big", "empty", "rank"])
+def test_shapes_beyond_all_memory_are_refused(ws, shape):
+    fill = make_operator("ConstantFill", [], "y", shape=shape)
+    with pytest.raises(ShapeError, match=r"^\[ConstantFill\] op 'y': output Y would be .*at most 32"):
+        ws.run_operator(fill)
+    with pytest.raises(ShapeError, match=r"op 0 'y' in net 'n'"):
+        gpunet.infer(NetDef(name="n", op=[fill]), {})
 
 
 def test_names_of_blobs_and_missing_ones(ws):
