@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import gpunet
 from gpunet.cli import COMMANDS, main
+from gpunet.cuda_kernels.sim import toolchain
 from gpunet.data import load_digits
 from gpunet.errors import DeviceError
 
@@ -125,6 +126,29 @@ def test_devices(monkeypatch):
     assert lines[1].endswith("not available: no cuda:0 here, get one")
     assert "sim:0    not available: no sim:0 here, get one" in lines
     assert lines[-1].startswith("MPI")
+
+
+def test_devices_tell_of_every_library(monkeypatch):
+    def missing(*arguments):
+        raise DeviceError("it is not there, get one")
+
+    lines = {line.split()[0]: line for line in invoke("devices").stdout.splitlines()}
+    names = ["NVRTC", "cuDNN", "cuBLASLt", "NCCL", "C++"]
+    assert all(
+        lines[name].split(maxsplit=1)[1].startswith(("available: ", "not available: ")) for name in names
+    )
+    found = toolchain.find()
+    if found is not None:
+        assert lines["C++"] == f"C++      available: {' '.join(found.command)}"
+    monkeypatch.setattr("gpunet.cuda_kernels.nvrtc.bindings", missing)
+    monkeypatch.setattr("gpunet.cuda_kernels.cudnn.versions", missing)
+    monkeypatch.setattr("gpunet.cuda_kernels.cublaslt.bindings", missing)
+    monkeypatch.setattr("gpunet.distributed.nccl.load_nccl", missing)
+    monkeypatch.setattr("gpunet.cuda_kernels.sim.toolchain.find", lambda: None)
+    lines = {line.split()[0]: line for line in invoke("devices").stdout.splitlines()}
+    for name in names[:-1]:
+        assert lines[name] == f"{name:8} not available: it is not there, get one"
+    assert lines["C++"].endswith("wanted g++, clang++, or pip install ziglang")
 
 
 def test_ops():

@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Callable
+from typing import Final
 
 import click
 
@@ -14,7 +16,7 @@ from gpunet.cli import Command
 
 @click.command(cls=Command)
 def command() -> None:
-    """Tell which devices nets can run on here, and what is missing for others."""
+    """Tell which devices and libraries can be used here, and how to get what is missing."""
     import numpy as np
 
     from gpunet.devices import gpu_count
@@ -23,7 +25,64 @@ def command() -> None:
     for index in range(max(gpu_count(), 1)):
         _print_device(f"cuda:{index}")
     _print_device("sim:0")
+    for library, version in LIBRARIES.items():
+        click.echo(f"{library:8} {_library(version)}")
     click.echo(f"{'MPI':8} {_mpi()}")
+
+
+def _nvrtc() -> str:
+    from gpunet.cuda_kernels import nvrtc
+
+    return ".".join(map(str, nvrtc.bindings().getVersion()))
+
+
+def _cudnn() -> str:
+    from gpunet.cuda_kernels import cudnn
+
+    found, front_end = cudnn.versions()
+    return f"{found}, front end {front_end}"
+
+
+def _cublaslt() -> str:
+    from gpunet.cuda_kernels import cublaslt
+
+    cublaslt.bindings()
+    return f"nvmath {importlib.metadata.version('nvmath-python')}"
+
+
+def _nccl() -> str:
+    from gpunet.distributed import nccl
+
+    return str(nccl.load_nccl().get_version())
+
+
+def _compiler() -> str:
+    from gpunet.cuda_kernels.sim import toolchain
+    from gpunet.errors import DeviceError
+
+    found = toolchain.find()
+    if found is None:
+        raise DeviceError("no C++ compiler for sim:0; wanted g++, clang++, or pip install ziglang")
+    return " ".join(found.command)
+
+
+#: What devices and ranks call, by name; each tells its version or raises DeviceError.
+LIBRARIES: Final[dict[str, Callable[[], str]]] = {
+    "NVRTC": _nvrtc,
+    "cuDNN": _cudnn,
+    "cuBLASLt": _cublaslt,
+    "NCCL": _nccl,
+    "C++": _compiler,
+}
+
+
+def _library(version: Callable[[], str]) -> str:
+    from gpunet.errors import DeviceError
+
+    try:
+        return f"available: {version()}"
+    except DeviceError as error:
+        return f"not available: {error}"
 
 
 def _cores() -> int:
