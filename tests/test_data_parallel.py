@@ -2,6 +2,8 @@
 test_data_parallel_ranks.py.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -331,3 +333,14 @@ def test_weight_is_equal_shares_at_first():
     model, _, workspace = make(bucket_bytes=1)
     assert list(model.net.proto.external_input).count(WEIGHT) == 1
     assert workspace.fetch(WEIGHT) == [1.0]
+
+
+def test_the_examples_of_the_documentation_run(capsys):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
+    blocks = page.split("\n## In your own program\n")[1].split("```python\n")[1:]
+    names = {}
+    for block in blocks:
+        exec(compile(block.split("```")[0], "docs/distributed.md", "exec"), names)
+    assert "loss " in capsys.readouterr().out
+    assert len(blocks) == 3
+    assert names["copies"].names("fc1_w") == ("gpu_0/fc1_w", "gpu_1/fc1_w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -86,6 +87,13 @@ def test_without_mpi_the_message_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(DeviceError, match=r"MPI cannot be used: .*; pip install 'gpunet\[mpi\]'"):
         mpi.load_mpi()
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    example, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "docs/distributed.md", "exec"), {})
+    assert capsys.readouterr().out == "1 ranks, sum [0. 0. 0.]\n"
 
 
 # ---- discovery ----
