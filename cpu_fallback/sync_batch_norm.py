@@ -31,7 +31,7 @@ def _by_channel(values: Array, x: Array, last: bool) -> Array:
     return values if last else values[:, None]
 
 
-@kernel("BatchMoments")
+@kernel("SyncBatchNormMoments")
 def batch_moments(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Sums, sums of squares, and how many."""
     last = channels_last(inputs[0], args.order)

@@ -65,7 +65,7 @@ def _factors(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> lis
     return [wide_bytes(inputs[1].dtype, 3 * plan.channels)]
 
 
-@kernel("BatchMoments", device="cuda", binds=True, scratch=_partial)
+@kernel("SyncBatchNormMoments", device="cuda", binds=True, scratch=_partial)
 def batch_moments(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """Sums, sums of squares, and how many."""
     x, (sums,) = inputs[0], ctx.scratch

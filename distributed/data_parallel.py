@@ -306,7 +306,7 @@ def synchronize_batch_norm(model: Model, communicator: Communicator | None = Non
         del result.arg[:]
         result.arg.extend(kept)
         order = [arg for arg in kept if arg.name == "order"]
-        sums = make_operator("BatchMoments", [op.input[0]], [moments])
+        sums = make_operator("SyncBatchNormMoments", [op.input[0]], [moments])
         sums.arg.extend(order)
         reduce = make_operator("Allreduce", [moments], [moments])
         for made in (sums, reduce):

@@ -1,6 +1,6 @@
 """Batch normalization over the batches of all ranks: SpatialBN in parts, with sums in between.
 
-Forward: BatchMoments, Allreduce of the moments, SyncBatchNorm. Backward: BatchNormSums, Allreduce of the
+Forward: SyncBatchNormMoments, Allreduce of the moments, SyncBatchNorm. Backward: BatchNormSums, Allreduce of the
 sums, SyncBatchNormGradient. Moments and sums are float64: the variance is a difference of large numbers.
 """
 
@@ -31,7 +31,7 @@ _X: Final = Input("X", "N x C x any dimensions, or N x any dimensions x C", FLOA
 _DY: Final = Input("dY", "gradient of Y", FLOATS)
 _MEAN: Final = Input("saved_mean", "mean of all batches: C", _REALS)
 _INV_STD: Final = Input("saved_inv_std", "1 / sqrt(variance of all batches + epsilon): C", _REALS)
-_MOMENTS: Final = Input("moments", "of BatchMoments, summed over the ranks: 2 C + 1", _DOUBLE)
+_MOMENTS: Final = Input("moments", "of SyncBatchNormMoments, summed over the ranks: 2 C + 1", _DOUBLE)
 _WEIGHT: Final = Input("weight", "this rank's share of all samples, one element", _SINGLE)
 
 
@@ -63,7 +63,7 @@ def _infer_moments(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]
 
 
 register(
-    "BatchMoments",
+    "SyncBatchNormMoments",
     inputs=[_X],
     outputs=[Output("moments", "sums of X, then of X^2, of each channel, then elements a channel: 2 C + 1")],
     args=[_ORDER],

@@ -100,20 +100,20 @@ def backward_rows(x: np.ndarray, order: str = "NCHW") -> list[OpCase]:
 
 CASES = [
     # Devices add up in the type of the data, then in float64.
-    OpCase("BatchMoments", [array(3, 4, 5, 2)], reference=moments, rtol=2e-5),
-    OpCase("BatchMoments", [array(6, 3)], reference=moments, rtol=2e-5),
-    OpCase("BatchMoments", [array(600, 3)], reference=moments, rtol=2e-5),
+    OpCase("SyncBatchNormMoments", [array(3, 4, 5, 2)], reference=moments, rtol=2e-5),
+    OpCase("SyncBatchNormMoments", [array(6, 3)], reference=moments, rtol=2e-5),
+    OpCase("SyncBatchNormMoments", [array(600, 3)], reference=moments, rtol=2e-5),
     OpCase(
-        "BatchMoments",
+        "SyncBatchNormMoments",
         [array(3, 5, 4)],
         {"order": "NHWC"},
         reference=lambda x: moments(x, "NHWC"),
         rtol=2e-5,
         id="last",
     ),
-    OpCase("BatchMoments", [array(3, 4, 5, dtype="float64")], reference=moments, id="double"),
-    OpCase("BatchMoments", [array(3, 4, 5, dtype="float16")], reference=moments, rtol=1e-3, id="half"),
-    OpCase("BatchMoments", [array(3)], raises=(ShapeError, "at least 2")),
+    OpCase("SyncBatchNormMoments", [array(3, 4, 5, dtype="float64")], reference=moments, id="double"),
+    OpCase("SyncBatchNormMoments", [array(3, 4, 5, dtype="float16")], reference=moments, rtol=1e-3, id="half"),
+    OpCase("SyncBatchNormMoments", [array(3)], raises=(ShapeError, "at least 2")),
     forward_row(array(3, 4, 5, 2)),
     forward_row(array(8, 3)),
     forward_row(array(3, 5, 4), "NHWC"),
