@@ -116,7 +116,8 @@ class MpiCommunicator(Communicator):
         self._intent = np.zeros(4, np.int64)
         self._intents = np.zeros((self.size, 4), np.int64)
         failure.install(place, world.Abort if mpi.Query_thread() == mpi.THREAD_MULTIPLE else os._exit)
-        if self.size > 1:
+        if self.size > 1 and not _monitor_asked:
+            _monitor_asked.append(True)
             self._start_monitor()
 
     # ---- waiting ----
@@ -381,6 +382,10 @@ class MpiCommunicator(Communicator):
         if back:
             backend.copy_in(whole[-1], hosts[-1], queue)
 
+    def close(self) -> None:
+        """Gives the communicator back to MPI; all ranks call it."""
+        self.comm.Free()
+
     # ---- the monitor ----
 
     def _start_monitor(self) -> None:
@@ -419,6 +424,8 @@ def _launch_monitor(size: int, host: str, token: str) -> int:
     return port
 
 
+#: Whether the monitor of this job was started: one serves all communicators of a process.
+_monitor_asked: Final[list[bool]] = []
 #: Kept, so that nothing waits for them when they are collected.
 _monitors: Final[list[subprocess.Popen[bytes]]] = []
 

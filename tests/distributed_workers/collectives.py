@@ -82,6 +82,9 @@ def main() -> None:
     check_halves(ranks)
     same_bits(ranks)
     ranks.barrier()
+    ranks.close()
+    # A second one of a process, as a program that closes and begins anew makes it.
+    MpiCommunicator().barrier()
     if rank == 0:
         print(f"{size} ranks agree with NumPy")
 
