@@ -33,7 +33,7 @@ from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
 from gpunet.errors import ArgumentError, GradientError, KernelError
 from gpunet.gradient_maker import GradientSlice
-from gpunet.model import Model
+from gpunet.model import Model, Parameter
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import TensorSpec
 from gpunet.workspace import Workspace
@@ -258,14 +258,16 @@ def parallelize(
     add_weight(model, ranks.size)
     operators = list(model.net.proto.op)
     end = next((i for i, op in enumerate(operators) if op.type == _UNSCALE), len(operators)) - 1
-    buckets, positions = _fill_buckets(model, operators[: end + 1], bucket_bytes, first_bucket_bytes)
+    buckets, positions = fill_buckets(
+        model, model.params, operators[: end + 1], bucket_bytes, first_bucket_bytes
+    )
     writer = _Writer(model, accumulate=accumulate)
     inserted: dict[int, list[OperatorDef]] = {}
     for bucket, position in zip(buckets, positions, strict=True):
         inserted.setdefault(position, []).extend(writer.reduce(bucket, chosen))
     last = inserted.setdefault(end, [])
     if metrics:
-        last.extend(writer.reduce(_metric_bucket(model, metrics), NoCompression()))
+        last.extend(writer.reduce(metric_bucket(model, metrics), NoCompression()))
     for parameter in model.params:
         if isinstance(parameter.gradient, GradientSlice):
             if accumulate:
@@ -368,14 +370,23 @@ class _Writer:
         self.gathering += [pack, make_operator("Add", [gathered, part], [gathered])]
 
 
-def _fill_buckets(
-    model: Model, operators: Sequence[OperatorDef], bucket_bytes: int, first_bucket_bytes: int
+def fill_buckets(
+    model: Model,
+    parameters: Sequence[Parameter],
+    operators: Sequence[OperatorDef],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    name: str = "gradient_bucket",
 ) -> tuple[list[Bucket], list[int]]:
-    """Dense gradients in the order in which they are made, and where the last one of each bucket is."""
+    """Dense gradients in the order in which they are made, and where the last one of each bucket is.
+
+    Names of buckets are ``<name>_0``, ``<name>_1`` and so on. Raises :class:`GradientError` where a gradient
+    is made by none of the operators, or its shape is not known.
+    """
     made = {name: i for i, op in enumerate(operators) for name in op.output}
-    wanted = dict.fromkeys(p.gradient for p in model.params if isinstance(p.gradient, str))
-    order = sorted((made[name], i, name) for i, name in enumerate(wanted) if name in made)
-    missing = [name for name in wanted if name not in made]
+    wanted = dict.fromkeys(p.gradient for p in parameters if isinstance(p.gradient, str))
+    order = sorted((made[blob], i, blob) for i, blob in enumerate(wanted) if blob in made)
+    missing = [blob for blob in wanted if blob not in made]
     if missing:
         raise GradientError(f"no operator makes gradient {missing[0]!r}, wanted one of the backward pass")
     open_buckets: dict[np.dtype, list[tuple[str, TensorSpec]]] = {}
@@ -386,31 +397,32 @@ def _fill_buckets(
         members = open_buckets.pop(dtype)
         buckets.append(
             Bucket(
-                f"gradient_bucket_{len(buckets)}",
-                tuple(name for name, _ in members),
+                f"{name}_{len(buckets)}",
+                tuple(blob for blob, _ in members),
                 tuple(found.shape for _, found in members),
                 dtype,
             )
         )
         positions.append(position)
 
-    for position, _, name in order:
-        found = model.specs.get(name)
+    for position, _, blob in order:
+        found = model.specs.get(blob)
         if not isinstance(found, TensorSpec):
             raise GradientError(
-                f"the shape of gradient {name!r} is not known, wanted Model.input() for all inputs"
+                f"the shape of gradient {blob!r} is not known, wanted Model.input() for all inputs"
             )
         members = open_buckets.setdefault(found.dtype, [])
-        members.append((name, found))
+        members.append((blob, found))
         limit = bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)
         if sum(s.nbytes for _, s in members) >= limit:
             close(found.dtype, position)
     for dtype in list(open_buckets):
-        close(dtype, max(made[name] for name, _ in open_buckets[dtype]))
+        close(dtype, max(made[blob] for blob, _ in open_buckets[dtype]))
     return buckets, positions
 
 
-def _metric_bucket(model: Model, metrics: Sequence[str]) -> Bucket:
+def metric_bucket(model: Model, metrics: Sequence[str]) -> Bucket:
+    """Scalars as a bucket; raises :class:`ArgumentError` for anything else."""
     specs = []
     for name in metrics:
         found = model.specs.get(name)

@@ -48,8 +48,10 @@ def test_ranks_measure_what_one_process_does(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_batch_norm_sees_the_batches_of_all_ranks(ranks: int) -> None:
-    np.testing.assert_allclose(measured(ranks, "smooth")["smooth"], alone("smooth"), atol=1e-5)
+def test_batch_norm_and_shared_state_are_those_of_one_process(ranks: int) -> None:
+    found = measured(ranks, "smooth", "sharded")
+    np.testing.assert_allclose(found["smooth"], alone("smooth"), atol=1e-5)
+    np.testing.assert_allclose(found["sharded"], alone("sharded"), atol=1e-5)
 
 
 def test_the_residual_network_needs_synchronised_batch_norm() -> None:

@@ -12,8 +12,10 @@ import gpunet
 from gpunet.data import Batches, Dataset, load_dataset
 from gpunet.distributed import world
 from gpunet.distributed.data_parallel import parallelize, synchronize_batch_norm
-from gpunet.optimizers import SGD
+from gpunet.distributed.sharding import shard_optimizer
+from gpunet.optimizers import SGD, Adam
 from gpunet.training import Ranks, Settings, make_trainer
+from gpunet.zoo import build
 
 STEPS = 20
 #: Model, batch size, learning rate, compression, micro-batches, synchronised batch norm. The residual network
@@ -106,6 +108,37 @@ def smooth(*, alone: bool) -> list[float]:
     return losses
 
 
+def sharded(*, alone: bool) -> list[float]:
+    """Losses with the optimizer's state shared between ranks, saved and restored in between."""
+    dataset, ranks, batch = data(), world(), 14
+    model = build("mlp", (1, 8, 8), 10)
+    model.add_gradients("loss")
+    optimizer = Adam(0.003, weight_decay=1e-3)
+    parts = None if alone else shard_optimizer(model, optimizer, bucket_bytes=60_000, metrics=["loss"])
+    if alone:
+        optimizer.apply(model)
+    workspace = gpunet.Workspace("cpu", seed=1)
+    workspace.run_once(model.init_net)
+    shard = (0, 1) if alone else (ranks.rank, ranks.size)
+    batches = Batches(dataset.train_images, dataset.train_labels, batch, seed=1, wrap=True, shard=shard)
+    if parts is not None:
+        parts.start(workspace)
+    net = workspace.create(model.net, engine="simple" if alone else "async_scheduling", workers=1)
+    losses = []
+    for step in range(STEPS):
+        images, labels = batches.next_batch()
+        if parts is not None:
+            parts.set_weight(workspace, len(labels), batches.last_size)
+        workspace.feed("data", images)
+        workspace.feed("label", labels)
+        workspace.run(net)
+        losses.append(float(workspace.fetch("loss")))
+        if parts is not None and step == STEPS // 2:
+            parts.restore(workspace, parts.state(workspace))
+            parts.start(workspace)
+    return losses
+
+
 def table(*, alone: bool) -> list[list[float]]:
     """A table whose rows get sparse gradients, other numbers of them on each rank."""
     rows = np.array([4, 0, 4, 2, 2, 1])
@@ -136,10 +169,10 @@ def table(*, alone: bool) -> list[list[float]]:
 
 
 def measure(name: str, *, alone: bool) -> Any:
-    """What is measured under a name: one of :data:`COURSES`, ``smooth`` or ``table``."""
+    """What is measured under a name: one of :data:`COURSES`, or a function here."""
     if name in COURSES:
         return course(name, alone=alone)
-    return smooth(alone=alone) if name == "smooth" else table(alone=alone)
+    return {"smooth": smooth, "sharded": sharded, "table": table}[name](alone=alone)
 
 
 def main(names: list[str]) -> None:
