@@ -16,7 +16,7 @@ from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import Grid, blocks, elementwise, in_order, prepare, rows
 from gpunet.cuda_kernels.pieces import Buffers, Launch
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
-from gpunet.cuda_kernels.window import WINDOW, against_rank, window_values
+from gpunet.cuda_kernels.window import WINDOW, against_window, window_values
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
@@ -80,7 +80,8 @@ def _grid(tiles: int) -> Grid:
 
 def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
     """Why the kernels cannot run a convolution."""
-    return against_rank(window_of(op, inputs[0], inputs[1]))
+    size = math.prod(inputs[1].shape[1:])
+    return against_window(window_of(op, inputs[0], inputs[1]), size)
 
 
 @kernel(*FORWARD_TYPES, device="cuda", engine=DIRECT, binds=True, against=against)

@@ -9,7 +9,7 @@ from gpunet.arguments import Arguments
 from gpunet.cuda_kernels.launch import elementwise, prepare, rows
 from gpunet.cuda_kernels.pieces import Buffers, Launch
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
-from gpunet.cuda_kernels.window import WINDOW, against_rank, window_values
+from gpunet.cuda_kernels.window import WINDOW, against_window, window_values
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.pooling import POOLING_RANKS, pooling_window
@@ -47,7 +47,7 @@ def _sizes(op: Operator, x: Any) -> tuple[Window, int, int]:
 
 
 def _against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
-    return against_rank(pooling_window(op, inputs[0]))
+    return against_window(pooling_window(op, inputs[0]))
 
 
 def _forward(

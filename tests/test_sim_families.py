@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet import kernels
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import launch
@@ -21,6 +22,7 @@ from gpunet.devices import parse_device
 from gpunet.errors import DataTypeError, KernelError
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
+from gpunet.specs import TensorSpec
 
 if toolchain.find() is None:
     pytest.skip(toolchain.MISSING, allow_module_level=True)
@@ -140,6 +142,34 @@ def test_pooling(type: str, shape: tuple[int, ...], args: dict[str, Any], dtype:
     compare(type, [x], **args)
     (y,) = run("cpu", type, [x], 1, "", args)
     compare(f"{type}Gradient", [x, y, normal(*y.shape, dtype=dtype)], **args)
+
+
+@pytest.mark.parametrize(
+    ("definition", "shapes", "found"),
+    [
+        (("MaxPool", 1, {"kernel": 2}), [(1, 1, 1 << 16, 1 << 15)], "an image of 2,147,483,648 pixels"),
+        (("AveragePool", 1, {"kernel": 2}), [(1, 1, 5, 1 << 31)], "an image of 10,737,418,240 pixels"),
+        (
+            ("Conv", 2, {"kernels": [1], "strides": [1 << 20], "pads": [1 << 30, 1 << 30]}),
+            [(1, 1, 2), (1, 1, 1)],
+            "a dimension of 2,147,483,650",
+        ),
+        (("Conv", 2, {"kernel": 1}), [(1, 1, 1 << 16, 1 << 15), (1, 1, 1, 1)], "an image of 2,147,483,648"),
+        (("Conv", 2, {"kernel": 2}), [(1, 1 << 29, 2, 2), (1, 1 << 29, 2, 2)], "a filter of 2,147,483,648"),
+    ],
+)
+def test_windows_beyond_32_bits_are_left_to_the_cpu(
+    definition: tuple[str, int, dict[str, Any]], shapes: list[tuple[int, ...]], found: str
+) -> None:
+    type, inputs, args = definition
+    op = Operator(make_operator(type, [f"in{i}" for i in range(inputs)], ["out"], **args))
+    specs = [TensorSpec(shape, np.dtype("float16")) for shape in shapes]
+    small = [TensorSpec(tuple(min(n, 8) for n in shape), np.dtype("float16")) for shape in shapes]
+    reason = kernels.reason_against(op, "cuda", specs, op.infer(specs))
+    assert reason is not None
+    assert found in reason
+    if "pads" not in args:
+        assert kernels.reason_against(op, "cuda", small, op.infer(small)) is None
 
 
 def test_pooling_passes_a_nan_on() -> None:
