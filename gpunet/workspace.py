@@ -277,9 +277,9 @@ class Workspace:
     def bring(self, name: str, device: Device, target: Any = None) -> None:
         """Copies the blob's value to a device unless it is there.
 
-        From another device than the host it goes by way of the host. ``target`` is the storage to copy to where
-        that is not the blob's present one on the device: a net that leaves another shape in a blob than it reads
-        is bound to both.
+        From another device than the host it goes by way of the host. ``target`` is the storage to copy to
+        where that is not the blob's present one on the device: a net that leaves another shape in a blob
+        than it reads is bound to both.
         """
         blob = self._blobs[name]
         if device in blob.valid or not isinstance(blob.spec, TensorSpec):
