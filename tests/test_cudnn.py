@@ -558,6 +558,7 @@ def test_what_has_no_plan_runs_directly(
     assert "runs on cuda:0 with engine 'DIRECT': cuDNN has no plan of convolution forward float32" in message
 
 
+@pytest.mark.skipif(COMPILER is None, reason=toolchain.MISSING)
 def test_the_simulated_device_asks_for_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = backend(Device("sim"))
     monkeypatch.setattr(backends, "_open", {sim.device: sim})
