@@ -171,7 +171,7 @@ class Trainer:
             seconds, samples = 0.0, 0
             while not self.finished:
                 start = time.perf_counter()
-                step, size = self._step()
+                step, size = self.make_step()
                 seconds += time.perf_counter() - start
                 samples += size
                 if log is not None:
@@ -211,8 +211,12 @@ class Trainer:
         if problem:
             raise CheckpointError(problem)
 
-    def _step(self) -> tuple[Step, int]:
-        """One update, and the number of its samples."""
+    def make_step(self) -> tuple[Step, int]:
+        """Makes one update; returns what was measured, and the number of its samples on all ranks.
+
+        Raises:
+            TrainingError: the loss is not finite any more.
+        """
         epoch, number = self._batches.epoch + 1, len(self.history.steps) + 1
         images, labels = self._batches.next_batch()
         total = self._batches.last_size
