@@ -1,7 +1,7 @@
 """Batch normalization over the batches of all ranks: SpatialBN in parts, with sums in between.
 
-Forward: SyncBatchNormMoments, Allreduce of the moments, SyncBatchNorm. Backward: BatchNormSums, Allreduce of the
-sums, SyncBatchNormGradient. Moments and sums are float64: the variance is a difference of large numbers.
+Forward: SyncBatchNormMoments, Allreduce of the moments, SyncBatchNorm. Backward: BatchNormSums, Allreduce of
+the sums, SyncBatchNormGradient. Moments and sums are float64: the variance is a difference of large numbers.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ CASES = [
         id="last",
     ),
     OpCase("SyncBatchNormMoments", [array(3, 4, 5, dtype="float64")], reference=moments, id="double"),
-    OpCase("SyncBatchNormMoments", [array(3, 4, 5, dtype="float16")], reference=moments, rtol=1e-3, id="half"),
+    OpCase(
+        "SyncBatchNormMoments", [array(3, 4, 5, dtype="float16")], reference=moments, rtol=1e-3, id="half"
+    ),
     OpCase("SyncBatchNormMoments", [array(3)], raises=(ShapeError, "at least 2")),
     forward_row(array(3, 4, 5, 2)),
     forward_row(array(8, 3)),
