@@ -51,8 +51,8 @@ def run_ranks(ranks: int, worker: str, *arguments: str, limit: float = 60, **env
     module = f"tests.distributed_workers.{worker}"
     command = [MPIRUN, *mpirun_options(version, ranks, []), sys.executable, "-m", module, *arguments]
     hidden = ("PMI", "OMPI_", "SLURM_", "GPUNET_", "MPI_LOCAL")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    environment |= {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **env}
+    kept = {k: v for k, v in os.environ.items() if k == "GPUNET_CACHE_DIR" or not k.startswith(hidden)}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **env}
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     start = time.monotonic()
