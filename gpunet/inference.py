@@ -30,7 +30,7 @@ def infer(net: NetLike, blobs: Mapping[str, tuple[Shape, DTypeLike]]) -> dict[st
         SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the
             operator.
     """
-    specs: dict[str, BlobSpec | None] = {name: _spec(name, *known) for name, known in blobs.items()}
+    specs: dict[str, BlobSpec | None] = {name: _spec(name, known) for name, known in blobs.items()}
     definition = as_net_def(net)
     for index, op_def in enumerate(definition.op):
         infer_operator(Operator(op_def, definition.name, index), specs)
@@ -49,8 +49,12 @@ def infer_operator(op: Operator, specs: dict[str, BlobSpec | None]) -> list[Blob
     return outputs
 
 
-def _spec(name: str, shape: Any, dtype: DTypeLike) -> TensorSpec:
-    dims = tuple(int(n) for n in shape)
+def _spec(name: str, known: Any) -> TensorSpec:
+    try:
+        shape, dtype = known
+        dims = tuple(int(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"blob {name!r} is given as {known!r}, wanted (shape, element type)") from None
     if any(n < 0 for n in dims):
         raise ShapeError(f"blob {name!r} is given with shape {dims}, wanted no negative dimension")
     return TensorSpec(dims, as_dtype(dtype))

@@ -11,7 +11,7 @@ import numpy as np
 from gpunet.backends import backend
 from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value, spec_of
 from gpunet.devices import CPU, Device, parse_device
-from gpunet.errors import BlobError, NetError
+from gpunet.errors import BlobError, DataTypeError, NetError
 from gpunet.kernels import RunState, load
 from gpunet.net import Net, NetLike, as_net_def
 from gpunet.options import Options, options_of
@@ -63,18 +63,27 @@ class Workspace:
                 kept as an opaque object.
 
         Raises:
-            DataTypeError: an array of a type that tensors cannot have.
+            BlobError: ``name`` cannot name a blob.
+            DataTypeError: an array of a type that tensors cannot have; a quantised tensor of another type
+                than int8, uint8 or int32.
             ShapeError: nested lists of unequal lengths.
         """
+        if not isinstance(name, str) or not name:
+            raise BlobError(f"cannot feed a blob named {name!r}, wanted a text that is not empty")
         value = as_value(name, value)
         if isinstance(value, np.ndarray):
             spec = TensorSpec(value.shape, value.dtype)
             np.copyto(self.allocate(name, spec), value)
             self._blobs[name].commit(spec, _HOST)
         elif isinstance(value, QuantizedTensor):
-            self.replace(
-                name, QuantizedTensor(np.array(value.data), float(value.scale), int(value.zero_point))
-            )
+            data = np.array(value.data)
+            if data.dtype not in (np.int8, np.uint8, np.int32) or not value.scale > 0:
+                raise DataTypeError(
+                    f"cannot feed blob {name!r}: the quantised tensor is {data.dtype} with "
+                    f"scale {value.scale!r}, "
+                    "wanted int8, uint8 or int32 and a scale above 0"
+                )
+            self.replace(name, QuantizedTensor(data, float(value.scale), int(value.zero_point)))
         else:
             self.replace(name, value)
 
@@ -186,8 +195,8 @@ class Workspace:
         """Runs a created net ``n`` times. Raises :class:`NetError` if there is none of this name."""
         key = name.name if isinstance(name, Net) else name
         program = self.program(key)
-        if n < 0:
-            raise NetError(f"net {key!r} was to run {n} times, wanted 0 or more")
+        if not isinstance(n, (int, np.integer)) or n < 0:
+            raise NetError(f"net {key!r} was to run {n!r} times, wanted a whole number, 0 or more")
         for _ in range(n):
             self._run(program)
 

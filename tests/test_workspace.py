@@ -217,3 +217,20 @@ def test_a_net_on_a_device_that_is_not_here_runs_and_says_so_once(ws, caplog):
 def test_tensor_proto_of_another_kind(ws):
     with pytest.raises(FormatError):
         ws.feed("x", TensorProto(dims=[2], data_type=TensorProto.FLOAT))
+
+
+def test_arguments_that_make_no_sense_are_named(ws):
+    ws.create(relu_net())
+    with pytest.raises(NetError, match="to run 'x' times, wanted a whole number"):
+        ws.run("n", n="x")
+    for name in ("", 3, None):
+        with pytest.raises(BlobError, match="cannot feed a blob named"):
+            ws.feed(name, 1.0)
+    for quantized in (
+        gpunet.QuantizedTensor(np.zeros(2, np.float32), 0.5, 0),
+        gpunet.QuantizedTensor(np.zeros(2, np.uint8), 0.0, 0),
+    ):
+        with pytest.raises(DataTypeError, match="blob 'q': the quantised tensor"):
+            ws.feed("q", quantized)
+    with pytest.raises(ShapeError, match=r"blob 'p' is given as 3, wanted \(shape, element type\)"):
+        gpunet.infer(NetDef(), {"p": 3})
