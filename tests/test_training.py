@@ -171,8 +171,21 @@ def test_settings_that_make_no_sense():
         trainer(momentum=1)
     with pytest.raises(TrainingError, match="precision 'float8', wanted float32 or float16"):
         trainer(precision="float8")
-    with pytest.raises(TrainingError, match="precision float16 on several ranks or with micro-batches"):
-        make_trainer(Settings.of("mlp", precision="float16"), DATA, ranks=Ranks(micro_batches=2))
+    with pytest.raises(TrainingError, match="0 micro-batches, wanted at least 1"):
+        make_trainer(Settings.of("mlp"), DATA, ranks=Ranks(micro_batches=0))
+    with pytest.raises(TrainingError, match=r"topk:0.01:0.9 has momentum 0.9 and the optimizer 0.9"):
+        make_trainer(Settings.of("mlp"), DATA, ranks=Ranks("topk"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_micro_batches_train_like_batches(precision):
+    settings = Settings.of("mlp", 0, epochs=2, batch_size=8, precision=precision)
+    whole = make_trainer(settings, DATA, device="cpu").run()
+    parts = make_trainer(settings, DATA, device="cpu", ranks=Ranks(micro_batches=3)).run()
+    for a, b in zip(parts.steps, whole.steps, strict=True):
+        assert a.loss == pytest.approx(b.loss, abs=1e-5 if precision == "float32" else 2e-2)
+        assert a.learning_rate == b.learning_rate
+    assert parts.epochs[-1].test_loss == pytest.approx(whole.epochs[-1].test_loss, abs=2e-2)
     with pytest.raises(DeviceError, match="unknown device 'gpu'"):
         make_trainer(Settings.of("mlp"), DATA, device="gpu")
 

@@ -36,7 +36,7 @@ class RunState:
         network: what :func:`network_hash` says of its model.
         step: updates made.
         finished: whether no more are wanted.
-        seed: the workspace's.
+        seed: of the run: that of rank 0's workspace.
         random_steps: ``Workspace.steps()``.
         data: ``Batches.state()``.
         history: what was measured.
@@ -124,12 +124,17 @@ def read_checkpoint(path: AnyPath) -> Checkpoint:
 
 
 def check_fit(
-    checkpoint: Checkpoint, config: Mapping[str, Any], network: str, model: Model, workspace: Workspace
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    network: str,
+    seed: int,
+    model: Model,
+    workspace: Workspace,
 ) -> None:
     """Raises :class:`CheckpointError`, naming what differs, unless the checkpoint belongs to this run.
 
-    ``network`` is :func:`network_hash` of the model, before it was rewritten for several ranks. The workspace
-    must have run the model's init net.
+    ``network`` is :func:`network_hash` of the model, before it was rewritten for several ranks, and ``seed``
+    that of the run. The workspace must have run the model's init net.
     """
     where, state = f"checkpoint {checkpoint.path}", checkpoint.state
     differences = [
@@ -139,8 +144,8 @@ def check_fit(
     ]
     if differences:
         raise CheckpointError(f"{where} is of another run: {'; '.join(differences)}")
-    if state.seed != workspace.seed:
-        raise CheckpointError(f"{where} is of another run: seed is {state.seed} there, {workspace.seed} here")
+    if state.seed != seed:
+        raise CheckpointError(f"{where} is of another run: seed is {state.seed} there, {seed} here")
     if state.network != network:
         raise CheckpointError(
             f"{where} is of another network {model.name!r}: its operators, shapes or arguments are not those "

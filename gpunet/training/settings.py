@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: What a model can be trained in.
 PRECISIONS: Final = ("float32", "float16")
 
+#: From the seed of one rank to that of the next: large, so that runs with neighbouring seeds share none.
+_SEED_STRIDE: Final = 1_000_003
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -120,11 +123,6 @@ def make_trainer(
     optimizer = _optimizer(recipe, steps_of(samples, recipe.batch_size, recipe.epochs))
     parallel, network, shard = None, None, (0, 1)
     if ranks is not None:
-        if recipe.precision != "float32":
-            raise TrainingError(
-                f"precision {recipe.precision} on several ranks or with micro-batches, wanted float32: "
-                "the scale of the loss is not agreed between them"
-            )
         from gpunet.distributed import discover, init, local_device
 
         network = network_hash(_with_updates(settings, dataset, optimizer))
@@ -151,7 +149,8 @@ def make_trainer(
     )
     return Trainer(
         model,
-        Workspace(device, seed=settings.seed),
+        # Rank 0 draws like a process alone; initial parameters are its own everywhere.
+        Workspace(device, seed=settings.seed + _SEED_STRIDE * shard[0]),
         batches,
         (dataset.test_images, dataset.test_labels),
         epochs=recipe.epochs,
@@ -163,6 +162,7 @@ def make_trainer(
         micro_batches=1 if ranks is None else ranks.micro_batches,
         verify_every=0 if ranks is None else ranks.verify_every,
         network=network,
+        seed=settings.seed,
     )
 
 
@@ -190,7 +190,7 @@ def _optimizer(recipe: Recipe, steps: int) -> SGD:
 def _with_updates(settings: Settings, dataset: Dataset, optimizer: SGD) -> Model:
     """The model as one process trains it."""
     model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
-    model.add_gradients("loss")
+    _add_gradients(model, settings.recipe)
     optimizer.apply(model)
     return model
 
@@ -210,7 +210,8 @@ def _parallelize(model: Model, recipe: Recipe, ranks: Ranks) -> DataParallel:
         raise TrainingError(f"{ranks.micro_batches} micro-batches, wanted at least 1")
     if ranks.sync_batch_norm:
         synchronize_batch_norm(model)
-    model.add_gradients("loss")
+    # The scale of a float16 loss follows from reduced gradients, so it is the same on all ranks.
+    _add_gradients(model, recipe)
     return parallelize(
         model,
         bucket_bytes=max(1, int(ranks.bucket_mib * MEBI)),

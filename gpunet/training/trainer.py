@@ -64,6 +64,7 @@ class Trainer:
         micro_batches: parts into which each batch is cut, with one update; ``ranks`` must gather them.
         verify_every: steps from one check to the next that all ranks have the same parameters; 0 for none.
         network: the network hash of the model before it was rewritten for several ranks.
+        seed: of the run, where this rank's workspace has another one.
 
     Raises:
         TrainingError: a number of epochs or steps that makes no sense.
@@ -85,6 +86,7 @@ class Trainer:
         micro_batches: int = 1,
         verify_every: int = 0,
         network: str | None = None,
+        seed: int | None = None,
     ) -> None:
         samples = len(batches.labels)
         if epochs < 1:
@@ -107,6 +109,7 @@ class Trainer:
         self._checkpoints, self._checkpoint_every = checkpoints, checkpoint_every
         self._reporter: Reporter = Quiet()
         self._ranks, self._micro_batches, self._verify_every = ranks, micro_batches, verify_every
+        self._seed = workspace.seed if seed is None else seed
         workspace.run_once(model.init_net)
         if ranks is None:
             self._net = workspace.create(model.net, overwrite=True)
@@ -142,7 +145,7 @@ class Trainer:
             CheckpointError: it belongs to another run (the message says what differs); nothing is changed
                 then.
         """
-        check_fit(checkpoint, self._config, self._network(), self.model, self.workspace)
+        check_fit(checkpoint, self._config, self._network(), self._seed, self.model, self.workspace)
         state = checkpoint.state
         try:
             self._batches.restore(state.data)
@@ -296,7 +299,7 @@ class Trainer:
             network=self._network(),
             step=len(self.history.steps),
             finished=self.finished,
-            seed=self.workspace.seed,
+            seed=self._seed,
             random_steps=self.workspace.steps(),
             data=self._batches.state(),
             history=self.history,

@@ -29,6 +29,7 @@ COURSES: dict[str, tuple[str, int, float, str, int, bool]] = {
     "float16": ("lenet", 14, 0.02, "float16", 1, True),
     "feedback": ("mlp", 14, 0.02, "float16+feedback", 1, True),
     "powersgd": ("mlp", 14, 0.02, "powersgd:4", 1, True),
+    "half": ("lenet", 14, 0.002, "none", 1, True),
     "unsynced": ("resnet20", 14, 1e-6, "none", 1, False),
 }
 
@@ -58,7 +59,15 @@ def course(name: str, *, alone: bool) -> dict[str, Any]:
         )  # fmt: skip
     epochs = -(-STEPS * batch // 100)
     trainer = make_trainer(
-        Settings.of(model, 3, epochs=epochs, batch_size=batch, learning_rate=rate, max_shift=1),
+        Settings.of(
+            model,
+            3,
+            epochs=epochs,
+            batch_size=batch,
+            learning_rate=rate,
+            max_shift=1,
+            precision="float16" if name == "half" else "float32",
+        ),
         dataset,
         device="cpu",
         # Checks after every step that all ranks have the same bits.
