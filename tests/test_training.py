@@ -177,15 +177,22 @@ def test_settings_that_make_no_sense():
         make_trainer(Settings.of("mlp"), DATA, ranks=Ranks("topk"))
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_micro_batches_train_like_batches(precision):
-    settings = Settings.of("mlp", 0, epochs=2, batch_size=8, precision=precision)
+def test_micro_batches_train_like_batches():
+    settings = Settings.of("mlp", 0, epochs=2, batch_size=8)
     whole = make_trainer(settings, DATA, device="cpu").run()
     parts = make_trainer(settings, DATA, device="cpu", ranks=Ranks(micro_batches=3)).run()
     for a, b in zip(parts.steps, whole.steps, strict=True):
-        assert a.loss == pytest.approx(b.loss, abs=1e-5 if precision == "float32" else 2e-2)
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
         assert a.learning_rate == b.learning_rate
-    assert parts.epochs[-1].test_loss == pytest.approx(whole.epochs[-1].test_loss, abs=2e-2)
+    assert parts.epochs[-1].test_loss == pytest.approx(whole.epochs[-1].test_loss, abs=1e-5)
+
+
+def test_micro_batches_in_float16_learn():
+    settings = Settings.of("mlp", 0, epochs=3, batch_size=8, precision="float16")
+    one = make_trainer(settings, DATA, device="cpu", ranks=Ranks(micro_batches=2))
+    assert one.run().epochs[-1].test_accuracy == 1
+    # Means over fewer samples have larger gradients, so the first scale of the loss may be too large.
+    assert one.workspace.fetch("loss_scale_skipped_steps").item() <= 2
     with pytest.raises(DeviceError, match="unknown device 'gpu'"):
         make_trainer(Settings.of("mlp"), DATA, device="gpu")
 
