@@ -175,6 +175,8 @@ def test_settings_that_make_no_sense():
         make_trainer(Settings.of("mlp"), DATA, ranks=Ranks(micro_batches=0))
     with pytest.raises(TrainingError, match=r"topk:0.01:0.9 has momentum 0.9 and the optimizer 0.9"):
         make_trainer(Settings.of("mlp"), DATA, ranks=Ranks("topk"))
+    with pytest.raises(DeviceError, match="unknown device 'gpu'"):
+        make_trainer(Settings.of("mlp"), DATA, device="gpu")
 
 
 def test_micro_batches_train_like_batches():
@@ -193,8 +195,6 @@ def test_micro_batches_in_float16_learn():
     assert one.run().epochs[-1].test_accuracy == 1
     # Means over fewer samples have larger gradients, so the first scale of the loss may be too large.
     assert one.workspace.fetch("loss_scale_skipped_steps").item() <= 2
-    with pytest.raises(DeviceError, match="unknown device 'gpu'"):
-        make_trainer(Settings.of("mlp"), DATA, device="gpu")
 
 
 def test_a_run_depends_on_its_seed_alone():
