@@ -38,7 +38,7 @@ class Job:
     seconds: float
 
     def pids(self) -> list[int]:
-        """Processes that said `pid N`."""
+        """Processes that said `pid N`; lines of two ranks may run into each other."""
         return [int(pid) for pid in re.findall(r"\bpid (\d+)", self.output)]
 
 
