@@ -7,7 +7,7 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpunet.devices import CPU, Device
@@ -108,6 +108,12 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     entries: list[Value] = field(default_factory=list)
     finals: dict[str, list[Value]] = field(default_factory=dict)
+
+
+def overwritten(nodes: Iterable[Node]) -> set[Value]:
+    """The values whose memory some node writes an output to."""
+    sources = (node.aliased(o) for node in nodes for o in range(len(node.outputs)))
+    return {value for value in sources if value is not None}
 
 
 def build(

@@ -260,3 +260,24 @@ def test_dropout_that_is_computed_again_draws_the_same():
         results.append((ws.fetch("loss"), ws.fetch(grads["x"])))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_frozen_batch_norm_is_computed_again_as_it_is():
+    ops = [
+        op("SpatialBN", "x s b m v", "n", is_test=1),
+        op("Tanh", "n", "t"),
+        op("Sqr", "t", "q"),
+        op("Tanh", "q", "u"),
+        op("AveragedLoss", "u", "loss"),
+    ]
+    made, grads = gpunet.gradients.backward(ops, ["loss"])
+    results = []
+    for recompute in (None, 3):
+        ws = gpunet.Workspace("cpu")
+        ws.feed("x", np.random.default_rng(0).normal(size=(4, 2, 6, 6)).astype(np.float32))
+        for name, value in zip("sbmv", (1.5, 0.1, 0.2, 2.0), strict=True):
+            ws.feed(name, np.full(2, value, dtype=np.float32))
+        ws.create(NetDef(name="n", op=[*ops, *made]), keep=["loss", grads["x"]], recompute=recompute)
+        ws.run("n")
+        results.append(ws.fetch(grads["x"]))
+    np.testing.assert_array_equal(*results)

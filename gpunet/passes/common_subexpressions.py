@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from gpunet.graph import Graph, Node, Value
+from gpunet.graph import Graph, Node, Value, overwritten
 
 
 def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Graph:
@@ -13,22 +13,17 @@ def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Gr
     Random, dynamic and in-place operators, and those whose outputs are kept or are inputs of an in-place
     operator, stay as they are.
     """
-    overwritten = {
-        value
-        for node in graph.nodes
-        for o in range(len(node.outputs))
-        if (value := node.aliased(o)) is not None
-    }
+    taken = overwritten(graph.nodes)
     first: dict[Hashable, Node] = {}
     replaced: dict[Value, Value] = {}
     nodes = []
     for node in graph.nodes:
         node.inputs = tuple(replaced.get(value, value) for value in node.inputs)
-        if not node.repeatable or any(kept(v.name) or v in overwritten for v in node.outputs):
+        if not node.repeatable or any(kept(v.name) or v in taken for v in node.outputs):
             nodes.append(node)
             continue
         original = first.setdefault(_key(node), node)
-        usable = original is not node and not any(v in overwritten for v in original.outputs)
+        usable = original is not node and not any(v in taken for v in original.outputs)
         if usable and len(original.outputs) == len(node.outputs):
             replaced.update(zip(node.outputs, original.outputs, strict=True))
         else:

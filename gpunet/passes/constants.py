@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpunet.graph import Graph, Value
+from gpunet.graph import Graph, Value, overwritten
 
 
 def fold_constants(graph: Graph, kept: Callable[[str], bool]) -> Graph:
     """Marks nodes whose inputs are all constants (fills have none) and whose outputs are not kept and not
     overwritten.
     """
-    overwritten = {
-        value
-        for node in graph.nodes
-        for o in range(len(node.outputs))
-        if (value := node.aliased(o)) is not None
-    }
+    taken = overwritten(graph.nodes)
     constants: set[Value] = set()
     for node in graph.nodes:
         if node.repeatable and all(v in constants for v in node.inputs):
-            node.constant = not any(kept(v.name) or v in overwritten for v in node.outputs)
+            node.constant = not any(kept(v.name) or v in taken for v in node.outputs)
             if node.constant:
                 constants.update(node.outputs)
     return graph

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gpunet.graph import Graph, Node, Value
+from gpunet.graph import Graph, Node, Value, overwritten
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
 from gpunet.specs import TensorSpec
@@ -106,12 +106,7 @@ class _Plan:
         self._kept = kept
         #: Blobs that the backward pass has written so far.
         self.written: set[str] = set()
-        self._overwritten = {
-            source
-            for node in forward
-            for o in range(len(node.outputs))
-            if (source := node.aliased(o)) is not None
-        }
+        self._overwritten = overwritten(forward)
         handed_on = {
             value
             for node in forward
@@ -163,7 +158,7 @@ class _Plan:
                 writer = self._writer.get(value)
                 if writer is not None and self._home[writer] == segment and value not in self._stays:
                     pending.append(writer)
-                elif value in self._overwritten and (writer is not None or node.op.type != "SpatialBN"):  # type: ignore[union-attr]
+                elif value in self._overwritten and (writer is not None or not _updates_statistics(node.op)):
                     return []
         return [self._copy(node) for node in sorted(needed, key=self._order.__getitem__)]
 
@@ -171,7 +166,7 @@ class _Plan:
         op = node.op
         if op is None or op.dynamic or op.schema.host or op.schema.chain:
             return False
-        if op.type == "SpatialBN":
+        if _updates_statistics(op):
             read: Sequence[Value] = node.inputs[:3]
             return len(node.inputs) == 5 and not any(v.entry and v.name in self.written for v in read)
         visible = any(self._kept(value.name) for value in node.outputs)
@@ -182,7 +177,7 @@ class _Plan:
         op = node.op
         if op is None:
             raise TypeError("only operators are computed again")
-        definition = _test_norm(op) if op.type == "SpatialBN" else None
+        definition = _test_norm(op) if _updates_statistics(op) else None
         inputs = tuple(self.replaced.get(value, value) for value in node.inputs[:3])
         if definition is not None:
             # With the statistics that the forward pass saved; the running ones are not updated a second time.
@@ -204,6 +199,10 @@ class _Plan:
         definition.output.extend(value.name for value in made)
         self.replaced.update(zip(outputs, made, strict=True))
         return Node(Operator(definition, op.net_name, op.index), inputs, tuple(made), node.index)
+
+
+def _updates_statistics(op: Operator | None) -> bool:
+    return op is not None and op.type == "SpatialBN" and not op.args.is_test
 
 
 def _test_norm(op: Operator) -> OperatorDef:
