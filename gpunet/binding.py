@@ -89,10 +89,6 @@ class Memory:
             self._blocks[key] = found
         return found
 
-    def total(self, purpose: str) -> int:
-        """Bytes of all blocks of a purpose."""
-        return sum(block.nbytes for (kind, _, _), block in self._blocks.items() if kind == purpose)
-
 
 def view(block: Any, offset: int, spec: TensorSpec, name: str) -> Any:
     """A tensor at an offset of a block of memory."""

@@ -33,11 +33,12 @@ class Optimizer:
     """What all optimizers have.
 
     Attributes:
-        learning_rate: the rate, more than 0. schedule: how the rate changes; a
-        :class:`gpunet.schedules.Schedule` or the name of a policy without arguments. weight_decay: this much
-        of each parameter marked ``decay`` is added to its gradient. clip_norm: upper bound of the Euclidean
-        norm of all gradients together (after weight decay); 0 for none. For sparse
-            gradients the norm of their values counts.
+        learning_rate: the rate, more than 0.
+        schedule: how the rate changes; a :class:`gpunet.schedules.Schedule` or the name of a policy without
+            arguments.
+        weight_decay: this much of each parameter marked ``decay`` is added to its gradient.
+        clip_norm: upper bound of the Euclidean norm of all gradients together (after weight decay); 0 for
+            none. For sparse gradients the norm of their values counts.
     """
 
     learning_rate: float
