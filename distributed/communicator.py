@@ -7,7 +7,6 @@ the work is to be ordered with.
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from gpunet.buffers import Buffer
 from gpunet.distributed import failure
 from gpunet.distributed.discovery import Place
+from gpunet.dtypes import bfloat16
 from gpunet.errors import ArgumentError, DataTypeError, GpunetError, ShapeError
 from gpunet.schema import NUMBERS
 
@@ -51,15 +51,7 @@ def element_type(name: str) -> np.dtype:
     Raises :class:`DataTypeError` for a type that communicators do not take, or whose package is missing.
     """
     if name == "bfloat16":
-        try:
-            ml_dtypes: Any = importlib.import_module("ml_dtypes")
-        except ImportError:
-            raise DataTypeError(
-                "element type bfloat16 needs the package ml_dtypes, which is not installed: "
-                "pip install ml_dtypes, or use float16"
-            ) from None
-        found: np.dtype = np.dtype(ml_dtypes.bfloat16)
-        return found
+        return bfloat16()
     try:
         found = np.dtype(name)
     except TypeError:
@@ -70,17 +62,12 @@ def element_type(name: str) -> np.dtype:
 
 def check_numbers(dtype: np.dtype) -> None:
     """Raises :class:`DataTypeError` for a type that cannot be reduced."""
-    if dtype not in NUMBERS and dtype.name != "bfloat16":
+    if dtype not in NUMBERS:
         raise DataTypeError(f"element type {dtype.name} cannot be reduced, {_wanted_types()}")
 
 
 def _wanted_types() -> str:
-    return "wanted one of " + ", ".join(sorted(t.name for t in NUMBERS)) + ", bfloat16"
-
-
-def is_half(dtype: np.dtype) -> bool:
-    """Whether sums of the type are made in float32 and rounded once."""
-    return dtype.name in ("float16", "bfloat16")
+    return "wanted one of " + ", ".join(sorted(t.name for t in NUMBERS))
 
 
 class Communicator(ABC):

@@ -40,11 +40,10 @@ from gpunet.distributed.communicator import (
     Array,
     Communicator,
     Tensor,
-    is_half,
 )
 from gpunet.distributed.discovery import Place, discover
 from gpunet.distributed.single import copy_tensor
-from gpunet.dtypes import NUMPY_TO_PROTO
+from gpunet.dtypes import NUMPY_TO_PROTO, is_half
 from gpunet.errors import DeviceError
 
 if TYPE_CHECKING:

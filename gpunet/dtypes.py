@@ -1,13 +1,15 @@
 """Element types: NumPy's on one side, ``TensorProto.DataType`` on the other. The only such table in gpunet.
 
-Tensors of byte strings are NumPy arrays of ``object`` whose elements are ``bytes``.
+Tensors of byte strings are NumPy arrays of ``object`` whose elements are ``bytes``. NumPy has no bfloat16:
+its type is that of the package ml_dtypes, and where that is not installed no tensor has it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -15,6 +17,19 @@ from gpunet.errors import DataTypeError
 from gpunet.proto import TensorProto
 
 DTypeLike: TypeAlias = str | int | type | np.dtype
+
+
+def _find_bfloat16() -> np.dtype | None:
+    try:
+        ml_dtypes: Any = importlib.import_module("ml_dtypes")
+    except ImportError:
+        return None
+    found: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+#: NumPy's type of bfloat16; ``None`` where ml_dtypes is not installed.
+BFLOAT16: Final = _find_bfloat16()
 
 _TABLE: dict[TensorProto.DataType, np.dtype] = {
     TensorProto.FLOAT: np.dtype(np.float32),
@@ -29,6 +44,8 @@ _TABLE: dict[TensorProto.DataType, np.dtype] = {
     TensorProto.FLOAT16: np.dtype(np.float16),
     TensorProto.DOUBLE: np.dtype(np.float64),
 }
+if BFLOAT16 is not None:
+    _TABLE[TensorProto.BFLOAT16] = BFLOAT16
 
 #: NumPy's type for each DataType that a tensor can have; BYTE reads as uint8.
 PROTO_TO_NUMPY: Mapping[int, np.dtype] = MappingProxyType(
@@ -42,13 +59,45 @@ _NAMES = {TensorProto.DataType.Name(number): dtype for number, dtype in PROTO_TO
 _WANTED = "wanted one of " + ", ".join(sorted("string" if d.hasobject else d.name for d in NUMPY_TO_PROTO))
 
 
+def bfloat16() -> np.dtype:
+    """NumPy's type of bfloat16: float32 cut to its upper 16 bits, 8 of them significant.
+
+    Raises:
+        DataTypeError: the package ml_dtypes, which has it, is not installed.
+    """
+    if BFLOAT16 is None:
+        raise DataTypeError(
+            "element type bfloat16 needs the package ml_dtypes, which is not installed: "
+            "pip install 'gpunet[bfloat16]', or use float16"
+        )
+    return BFLOAT16
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is float16 or bfloat16, which store numbers that are computed with in float32."""
+    return dtype == np.float16 or is_bfloat16(dtype)
+
+
+def is_bfloat16(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is bfloat16; false for all types where ml_dtypes is not installed."""
+    return BFLOAT16 is not None and dtype == BFLOAT16
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is a floating-point type; NumPy's ``kind`` does not count bfloat16 among them."""
+    return dtype.kind == "f" or is_bfloat16(dtype)
+
+
 def dtype_from_proto(data_type: int) -> np.dtype:
     """NumPy's type for a ``TensorProto.DataType``.
 
     Raises:
-        DataTypeError: no tensor has this type (UNDEFINED, the two states of containers, an unknown number).
+        DataTypeError: no tensor has this type (UNDEFINED, the two states of containers, an unknown number;
+            BFLOAT16 without ml_dtypes).
     """
     dtype = PROTO_TO_NUMPY.get(data_type)
+    if data_type == TensorProto.BFLOAT16:
+        return bfloat16()
     if dtype is None:
         known = data_type in TensorProto.DataType.values()
         name = f" ({TensorProto.DataType.Name(data_type)})" if known else ""
@@ -85,6 +134,8 @@ def as_dtype(value: DTypeLike) -> np.dtype:
         named = _NAMES.get(value.upper())
         if named is not None:
             return named
+        if value.lower() == "bfloat16":
+            return bfloat16()
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return dtype_from_proto(int(value))
     elif not isinstance(value, (type, np.dtype)):

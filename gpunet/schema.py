@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from gpunet.dtypes import BFLOAT16
 from gpunet.errors import DataTypeError, SchemaError
 from gpunet.specs import BlobSpec, TensorSpec
 
@@ -30,8 +31,8 @@ def _types(*names: str) -> Types:
     return frozenset(np.dtype(name) for name in names)
 
 
-#: Sets of element types for :class:`Input`.
-FLOATS: Final = _types("float16", "float32", "float64")
+#: Sets of element types for :class:`Input`. bfloat16 is in them where ml_dtypes is installed.
+FLOATS: Final = _types("float16", "float32", "float64") | (frozenset() if BFLOAT16 is None else {BFLOAT16})
 INTEGERS: Final = _types("int8", "uint8", "int16", "uint16", "int32", "int64")
 INDICES: Final = _types("int32", "int64")
 BOOL: Final = _types("bool")

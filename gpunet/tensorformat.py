@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpunet.dtypes import dtype_from_proto, dtype_to_proto
+from gpunet.dtypes import dtype_from_proto, dtype_to_proto, is_float, is_half
 from gpunet.errors import DataTypeError, FormatError
 from gpunet.proto import BlobProto, QTensorProto, TensorProto
 from gpunet.specs import MAX_RANK, is_representable
@@ -40,8 +40,8 @@ def tensor_to_proto(array: npt.ArrayLike, name: str = "", *, bytes_holder: bool 
     Args:
         array: any array of a type of :data:`gpunet.dtypes.NUMPY_TO_PROTO`; text is written as UTF-8.
         name: name of the tensor, left out when empty.
-        bytes_holder: write float16, bool and integers of 8 and 16 bits as plain memory in ``byte_data``,
-            which is smaller, and not as one number an element in ``int32_data``.
+        bytes_holder: write bool and all types of 8 and 16 bits as plain memory in ``byte_data``, which is
+            smaller, and not as one number an element in ``int32_data``.
 
     Raises:
         DataTypeError: the format has no such element type.
@@ -150,8 +150,8 @@ def _put_elements(proto: TensorProto, flat: npt.NDArray[Any], bytes_holder: bool
     elif bytes_holder and flat.dtype.itemsize < 4:
         proto.byte_data = flat.astype(flat.dtype.newbyteorder("<")).tobytes()
     else:
-        if flat.dtype.kind == "f":
-            flat = flat.astype(np.float16).view(np.uint16)
+        if is_float(flat.dtype):
+            flat = flat.astype(flat.dtype.newbyteorder("=")).view(np.uint16)
         elif flat.dtype.kind == "b":
             flat = flat.view(np.uint8)
         getattr(proto, field).extend(flat.tolist())
@@ -209,10 +209,10 @@ def _from_memory(data: bytes, dtype: np.dtype, count: int, what: str, holder: st
 
 
 def _narrowed(numbers: npt.NDArray[Any], dtype: np.dtype, what: str) -> npt.NDArray[Any]:
-    """Integers of 32 or 64 bits as elements of ``dtype``; float16 elements come as their 16 bits."""
+    """Integers of 32 or 64 bits as elements of ``dtype``; half types come as their 16 bits."""
     if dtype == np.bool_:
         return numbers.astype(np.bool_)
-    bits = np.dtype(np.uint16) if dtype == np.float16 else dtype
+    bits = np.dtype(np.uint16) if is_half(dtype) else dtype
     if numbers.size and bits.itemsize < numbers.itemsize:
         limits = np.iinfo(bits)
         low, high = int(numbers.min()), int(numbers.max())

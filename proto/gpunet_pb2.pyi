@@ -54,6 +54,7 @@ class TensorProto(_message.Message):
         DOUBLE: _ClassVar[TensorProto.DataType]
         ZERO_COLLISION_HASH: _ClassVar[TensorProto.DataType]
         REBATCHING_BUFFER: _ClassVar[TensorProto.DataType]
+        BFLOAT16: _ClassVar[TensorProto.DataType]
     UNDEFINED: TensorProto.DataType
     FLOAT: TensorProto.DataType
     INT32: TensorProto.DataType
@@ -69,6 +70,7 @@ class TensorProto(_message.Message):
     DOUBLE: TensorProto.DataType
     ZERO_COLLISION_HASH: TensorProto.DataType
     REBATCHING_BUFFER: TensorProto.DataType
+    BFLOAT16: TensorProto.DataType
     class SerializationFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FMT_PROTOBUF: _ClassVar[TensorProto.SerializationFormat]

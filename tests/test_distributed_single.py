@@ -14,7 +14,7 @@ import click.testing
 import numpy as np
 import pytest
 
-from gpunet import cli, distributed
+from gpunet import cli, distributed, dtypes
 from gpunet.cli import launch
 from gpunet.distributed import communicator, discovery, failure, monitor, mpi
 from gpunet.distributed.discovery import Place, discover, local_device
@@ -76,7 +76,7 @@ def test_what_is_refused(call: Any, error: type[Exception], message: str) -> Non
 
 
 def test_bfloat16_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.setattr(dtypes, "BFLOAT16", None)
     with pytest.raises(DataTypeError, match="bfloat16 needs the package ml_dtypes, which is not installed"):
         distributed.element_type("bfloat16")
     assert distributed.element_type("float16") == np.float16

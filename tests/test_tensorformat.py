@@ -2,16 +2,30 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunet.blobs import QuantizedTensor
-from gpunet.dtypes import NUMPY_TO_PROTO, PROTO_TO_NUMPY, as_dtype, dtype_from_proto, dtype_to_proto
+from gpunet.dtypes import (
+    NUMPY_TO_PROTO,
+    PROTO_TO_NUMPY,
+    as_dtype,
+    bfloat16,
+    dtype_from_proto,
+    dtype_to_proto,
+    is_bfloat16,
+    is_float,
+    is_half,
+)
 from gpunet.errors import DataTypeError, FormatError
 from gpunet.proto import BlobProto, QTensorProto, TensorProto
+from gpunet.schema import FLOATS
 from gpunet.serialization import (
     blob_from_proto,
     blob_to_proto,
@@ -51,8 +65,39 @@ def test_as_dtype_takes_every_way_to_name_a_type(value, wanted):
     "value", ["nope", "complex64", "uint32", 0, 11, 14, 99, -1, True, None, 1.0, complex, dict, []]
 )
 def test_as_dtype_refuses_everything_else(value):
-    with pytest.raises(DataTypeError, match="wanted one of bool, float16, float32"):
+    with pytest.raises(DataTypeError, match=r"wanted one of (bfloat16, )?bool, float16, float32"):
         as_dtype(value)
+
+
+def test_bfloat16_is_that_of_ml_dtypes():
+    wanted = np.dtype(ml_dtypes.bfloat16)
+    for value in ("bfloat16", "BFLOAT16", 1016, TensorProto.BFLOAT16, ml_dtypes.bfloat16, wanted):
+        assert as_dtype(value) == wanted
+    assert bfloat16() == wanted
+    assert is_float(wanted)
+    assert is_half(wanted)
+    assert is_bfloat16(wanted)
+    assert not is_bfloat16(np.dtype(np.float16))
+    assert wanted in FLOATS
+    # One and the last bit of 8: 1 + 2^-7.
+    message = tensor_to_proto(np.array([1 + 2**-7, -np.inf], wanted))
+    assert list(message.int32_data) == [0x3F81, 0xFF80]
+
+
+def test_without_ml_dtypes_only_bfloat16_is_missing():
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None\n"
+        "import gpunet; from gpunet import dtypes, errors\n"
+        "print(dtypes.BFLOAT16, dtypes.as_dtype('float16'))\n"
+        "for value in ('bfloat16', 1016):\n"
+        "    try: dtypes.as_dtype(value)\n"
+        "    except errors.DataTypeError as error: print(error)\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *errors = made.stdout.splitlines()
+    assert first == "None float16"
+    assert len(errors) == 2
+    assert all("not installed: pip install 'gpunet[bfloat16]'" in error for error in errors)
 
 
 # --- tensors
@@ -66,7 +111,7 @@ def sample(dtype, shape):
     raw = np.random.default_rng(size).integers(0, 256, size * dtype.itemsize, dtype=np.uint8)
     if dtype == np.bool_:
         return (raw % 2 == 0).reshape(shape)
-    if dtype.kind == "f":
+    if is_float(dtype):
         return np.random.default_rng(size).standard_normal(shape).astype(dtype)
     return raw.view(dtype).reshape(shape)
 
