@@ -115,9 +115,12 @@ def largest_elements(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kern
     error += velocity
     if places.size == 0:
         return
-    first = error.size - places.size
-    chosen = np.argpartition(np.abs(error), first)[first:] if first else np.arange(error.size)
-    chosen.sort()
+    # As whole numbers, absolute values have the order of the numbers (NaN above all); of equal ones the first
+    # are sent.
+    keys = np.abs(error).reshape(-1).view(np.uint32)
+    least = np.partition(keys, error.size - places.size)[error.size - places.size]
+    above, equal = np.flatnonzero(keys > least), np.flatnonzero(keys == least)
+    chosen = np.sort(np.concatenate([above, equal[: places.size - above.size]]))
     places[...] = chosen
     values[...] = error[chosen]
     error[chosen] = velocity[chosen] = 0

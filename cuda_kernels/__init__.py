@@ -15,12 +15,14 @@ from gpunet.cuda_kernels import cudnn_normalization as cudnn_normalization
 from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
 from gpunet.cuda_kernels import fill as fill
+from gpunet.cuda_kernels import folding as folding
 from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import fused as fused
 from gpunet.cuda_kernels import gradient_compression as gradient_compression
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import lamb as lamb
+from gpunet.cuda_kernels import learning_rate as learning_rate
 from gpunet.cuda_kernels import loss as loss
 from gpunet.cuda_kernels import loss_scaling as loss_scaling
 from gpunet.cuda_kernels import matmul as matmul

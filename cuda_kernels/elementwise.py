@@ -42,6 +42,8 @@ _BINARY: Final = {
     )
     for type in ("Add", "Sub", "Mul", "Div", "Pow")
 }
+#: ``c = a + b`` for tensors of one shape.
+ADD: Final = _BINARY["Add"].same
 _POWER = Kernel("elementwise", "power_fwd", "const T* x, T* y, int64 n, double exponent", T=FLOATS)
 _MUL_BWD = Kernel(
     "elementwise", "mul_bwd", "const T* dc, const T* a, const T* b, T* da, T* db, int64 n", T=SIGNLESS

@@ -98,6 +98,11 @@ def sort_scratch(picks: Picks) -> list[TensorSpec]:
     return [spec((size,), np.uint32) for size in sizes]
 
 
+def scan_launch(ctx: KernelContext, counts: Buffer) -> Launch:
+    """Replaces uint32 numbers by the sum of those before them."""
+    return prepare(ctx, _SCAN, (), (counts, counts.size), blocks(1, _THREADS))
+
+
 def sort_launch(
     ctx: KernelContext, picks: Picks, indices: Buffer, memory: Buffers
 ) -> tuple[Launch, Buffer, Buffer]:
@@ -128,7 +133,7 @@ def sort_launch(
         into = order[1 - i % 2]
         launches += [
             prepare(ctx, _COUNT, (), (source, counts, n, parts, shift), grid),
-            prepare(ctx, _SCAN, (), (counts, counts.size), blocks(1, _THREADS)),
+            scan_launch(ctx, counts),
             prepare(ctx, _MOVE, (), (source, moved, counts, target, into, n, parts, shift), grid),
         ]
         moved = into

@@ -39,6 +39,26 @@ def left_of(bucket, error, right):
 
 
 def check_right(outputs, inputs):
+    """Orthonormal factors, and as error what they leave of the matrices: nothing along them."""
+    left, error, right = outputs
+    bucket = inputs[0]
+    for at, rows, columns, i, j in ((0, 6, 5, 0, 0), (33, 4, 7, 12, 10)):
+        p, q = left[i : i + 2 * rows].reshape(rows, 2), right[j : j + 2 * columns].reshape(columns, 2)
+        matrix, rest = (x[at : at + rows * columns].reshape(rows, columns) for x in (bucket, error))
+        np.testing.assert_allclose(p.T @ p, np.eye(2), atol=1e-5)
+        np.testing.assert_allclose(p @ q.T + rest, matrix, atol=1e-5)
+        np.testing.assert_allclose(p.T @ rest, np.zeros((2, columns)), atol=1e-5)
+    np.testing.assert_array_equal(error[30:33], np.zeros(3))
+    np.testing.assert_array_equal(left[20:], inputs[1][20:])
+
+
+def check_dependent(outputs, inputs):
+    """A column that depends on the one before becomes 0."""
+    p = outputs[0][:12].reshape(6, 2)
+    np.testing.assert_allclose(p.T @ p, np.diag([1.0, 0.0]), atol=1e-5)
+
+
+def check_low_rank(outputs, inputs):
     """The rows are of rank 2, so two columns represent them exactly and leave no error."""
     left, error, right = outputs
     bucket = inputs[0]
@@ -64,6 +84,9 @@ def largest(bucket, velocity, error, *, count, momentum):
     return chosen, values, velocity, error
 
 
+FULL = vector(SIZE)
+# So small that the error, which is that of rounding, is nothing to compare devices by.
+LITTLE = BUCKET * np.float32(1e-3)
 STATE = [np.zeros(SIZE, np.float32), vector(RIGHT)]
 CASES = [
     OpCase(
@@ -118,11 +141,31 @@ CASES = [
     ),
     OpCase(
         "PowerSgdRight",
-        [BUCKET, left_of(BUCKET, STATE[0], STATE[1])[1].astype(np.float32), *STATE],
+        [LITTLE, left_of(LITTLE, STATE[0], STATE[1])[1].astype(np.float32), *STATE],
+        LAYOUT,
+        outputs=3,
+        check=check_low_rank,
+        empty=False,
+        id="low_rank",
+    ),
+    OpCase(
+        "PowerSgdRight",
+        [FULL, left_of(FULL, STATE[0], STATE[1])[1].astype(np.float32), *STATE],
         LAYOUT,
         outputs=3,
         check=check_right,
+        rtol=1e-4,
         empty=False,
+    ),
+    OpCase(
+        "PowerSgdRight",
+        [vector(SIZE), np.repeat(vector((LEFT - 3) // 2 + 2), 2)[:LEFT], *STATE],
+        LAYOUT,
+        outputs=3,
+        check=check_dependent,
+        rtol=1e-4,
+        empty=False,
+        id="dependent",
     ),
     OpCase(
         "PowerSgdRestore",
@@ -152,6 +195,28 @@ CASES = [
     ),
     OpCase(
         "LargestElements",
+        [vector(5000), np.zeros(5000, np.float32), np.zeros(5000, np.float32)],
+        {"ratio": 0.25},
+        outputs=4,
+        reference=lambda *x: largest(*x, count=1250, momentum=0.0),
+        empty=False,
+        id="several_parts",
+    ),
+    OpCase(
+        "LargestElements",
+        [
+            rng.integers(-3, 4, 3000).astype(np.float32),
+            np.zeros(3000, np.float32),
+            np.zeros(3000, np.float32),
+        ],
+        {"ratio": 0.5},
+        outputs=4,
+        reference=lambda *x: largest(*x, count=1500, momentum=0.0),
+        empty=False,
+        id="equal_ones",
+    ),
+    OpCase(
+        "LargestElements",
         [vector(7), vector(7), vector(7)],
         {"ratio": 0.0},
         outputs=4,
@@ -163,6 +228,14 @@ CASES = [
         {"size": 6},
         reference=lambda p, v: np.bincount(p, v, minlength=6),
         empty=(0, 1),
+    ),
+    OpCase(
+        "SumElementsAtPlaces",
+        [rng.integers(0, 500, 3000).astype(np.int32), vector(3000)],
+        {"size": 500},
+        reference=lambda p, v: np.bincount(p, v, minlength=500),
+        empty=False,
+        id="many",
     ),
     OpCase(
         "SumElementsAtPlaces",
