@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -290,6 +291,21 @@ class CudaBackend(Backend):
         with self.cuda.located(f"copying {target.name!r} to {self.device}"):
             self._staging.to_device(target.pointer, source, stream)
 
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Page-locked memory, given back when no array of it is left."""
+        memory = self._pinned(max(1, nbytes))
+        # Views have this array as their base.
+        weakref.finalize(memory, self.cuda.runtime.freeHost, int(memory.ctypes.data)).atexit = False
+        return memory
+
+    def copy_later(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> Event:
+        """Puts one copy from page-locked memory on the stream."""
+        self._refuse_capture(target, stream)
+        target.memory.used_on(stream)
+        with self.cuda.located(f"copying {target.name!r} to {self.device}"):
+            self._copy_addresses(target.pointer, int(source.ctypes.data), source.nbytes, stream)
+        return stream.record()
+
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
         """Copies to a host array through pinned memory and waits; raises what kernels before it reported."""
         self._refuse_capture(source, stream)
@@ -397,7 +413,7 @@ class CudaBackend(Backend):
         self.cuda.runtime.free(pointer)
 
     def _pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Page-locked host memory that lives as long as the process: only the staging area asks for it."""
+        """Page-locked host memory that lives as long as the process."""
         self.activate()
         pointer = int(self.cuda.runtime.hostAlloc(nbytes, self.cuda.runtime.hostAllocPortable))
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from gpunet.devices import Device
@@ -133,6 +134,18 @@ class Backend(ABC):
 
         ``source`` may be changed as soon as this returns.
         """
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory for :meth:`copy_later`, page-locked where the device has a use for that."""
+        return np.empty(nbytes, np.uint8)
+
+    def copy_later(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> Event:
+        """Copies a C-contiguous array in memory of :meth:`pinned` to the device, in stream order.
+
+        It does not wait: ``source`` must stay as it is until the event has come.
+        """
+        self.copy_in(target, source, stream)
+        return stream.record()
 
     @abstractmethod
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from gpunet.backends import backend
+from gpunet.backends import Backend, Event, backend
 from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value, spec_of
 from gpunet.devices import CPU, Device, parse_device
 from gpunet.errors import BlobError, DataTypeError, NetError
@@ -86,6 +87,18 @@ class Workspace:
             self.replace(name, QuantizedTensor(data, float(value.scale), int(value.zero_point)))
         else:
             self.replace(name, value)
+
+    def feed_to(self, target: Backend, name: str, value: npt.NDArray[Any]) -> Event:
+        """Copies an array in memory of ``target.pinned`` into a blob on that device, without waiting.
+
+        The array must stay as it is until the event has come. Only the copy of the blob on the device is
+        valid then.
+        """
+        spec = TensorSpec(value.shape, value.dtype)
+        buffer = self.allocate(name, spec, target.device)
+        event = target.copy_later(buffer, value, target.stream)
+        self._blobs[name].commit(spec, frozenset([target.device]))
+        return event
 
     def fetch(self, name: str) -> Any:
         """A copy of what the blob holds: an array (``object`` arrays of ``bytes`` for string tensors),

@@ -81,6 +81,9 @@ class Runtime:
     def hostAlloc(self, size: int, flags: int) -> int:  # noqa: N802
         return self.malloc(size)
 
+    def freeHost(self, ptr: int) -> None:  # noqa: N802
+        self.free(ptr)
+
     def memGetInfo(self) -> tuple[int, int]:  # noqa: N802
         return self.memory - sum(b.nbytes for b in self.blocks.values()), self.memory
 

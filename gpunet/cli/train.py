@@ -76,6 +76,14 @@ if TYPE_CHECKING:
     help="Steps between checkpoints (default: one each epoch).",
 )
 @click.option(
+    "--prefetch",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Threads that prepare batches ahead.",
+)
+@click.option(
     "--compression",
     default="none",
     show_default=True,
@@ -122,6 +130,7 @@ def command(
     resume: bool,
     overwrite: bool,
     checkpoint_every: int | None,
+    prefetch: int,
     detect_nan: bool,
     compression: str,
     bucket_mib: float,
@@ -179,6 +188,7 @@ def command(
         checkpoint_every=checkpoint_every,
         notes={"data": str(Path(data).resolve()) if data and dataset.name != "digits" else "digits"},
         ranks=ranks if job.size > 1 or micro_batches > 1 else None,
+        prefetch=prefetch,
     )
     if detect_nan:
         nan_check.watch(trainer.workspace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,23 @@ Labels = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
 #: Takes images [N, C, H, W], their positions in the data set [N] and the epoch; returns the images to use.
 Augment = Callable[[Images, Indices, int], Images]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which samples make up a batch.
+
+    Attributes:
+        parts: positions in the data set of this rank's samples, int64 [n], with the epoch of each part.
+        size: samples of the batch, of all ranks together.
+        begin: epoch, and the samples of it given out before, at the start of the batch.
+        end: the same behind it.
+    """
+
+    parts: tuple[tuple[Indices, int], ...]
+    size: int
+    begin: tuple[int, int]
+    end: tuple[int, int]
 
 
 class Batches:
@@ -116,23 +134,37 @@ class Batches:
         The position is already behind this batch when it is returned: saved now, it continues with the one
         after.
         """
+        return self.make(self.plan())
+
+    def plan(self) -> Plan:
+        """Chooses the samples of the next batch and goes behind it, without touching the data."""
+        begin = self.epoch, self.position
         parts = [self._take(self.batch_size)]
         while self._wrap and (missing := self.batch_size - sum(len(part) for part, _ in parts)) > 0:
             parts.append(self._take(missing))
         self.last_size = sum(len(indices) for indices, _ in parts)
         rank, ranks = self._shard
-        begin, end = (self.last_size * r // ranks for r in (rank, rank + 1))
+        first, last = (self.last_size * r // ranks for r in (rank, rank + 1))
         mine, passed = [], 0
         for indices, epoch in parts:
-            chosen = indices[max(0, begin - passed) : max(0, end - passed)]
+            chosen = indices[max(0, first - passed) : max(0, last - passed)]
             passed += len(indices)
             if len(chosen):
-                mine.append((self._images(chosen, epoch), self.labels[chosen]))
-        if len(mine) == 1:
-            return mine[0]
-        if not mine:
+                mine.append((chosen, epoch))
+        return Plan(tuple(mine), self.last_size, begin, (self.epoch, self.position))
+
+    def make(self, plan: Plan) -> tuple[Images, Labels]:
+        """The images and labels of a plan; threads may make several at once."""
+        made = [(self._images(chosen, epoch), self.labels[chosen]) for chosen, epoch in plan.parts]
+        if len(made) == 1:
+            return made[0]
+        if not made:
             return self.images[:0], self.labels[:0]
-        return np.concatenate([part[0] for part in mine]), np.concatenate([part[1] for part in mine])
+        return np.concatenate([part[0] for part in made]), np.concatenate([part[1] for part in made])
+
+    def go_behind(self, plan: Plan) -> None:
+        """Makes the position that behind a batch which was planned by a copy of this object."""
+        (self.epoch, self.position), self.last_size = plan.end, plan.size
 
     def _take(self, count: int) -> tuple[Indices, int]:
         """Up to ``count`` samples of the present epoch, by their positions in the data set, and the epoch."""

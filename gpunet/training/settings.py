@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: What a model can be trained in.
 PRECISIONS: Final = ("float32", "float16")
 
+#: Threads that prepare batches ahead, where nobody says how many.
+PREFETCH: Final = 1
+
 #: From the seed of one rank to that of the next: large, so that runs with neighbouring seeds share none.
 _SEED_STRIDE: Final = 1_000_003
 
@@ -98,6 +101,7 @@ def make_trainer(
     checkpoint_every: int | None = None,
     notes: Mapping[str, Any] | None = None,
     ranks: Ranks | None = None,
+    prefetch: int = PREFETCH,
 ) -> Trainer:
     """A trainer at the start of a run: the model with its gradients and updates, in a workspace of its own.
 
@@ -109,6 +113,7 @@ def make_trainer(
         checkpoint_every: steps between checkpoints; ``None`` saves after each epoch.
         notes: what checkpoints also hold.
         ranks: how the ranks of this job train together; ``None`` trains in this process alone.
+        prefetch: threads that prepare batches ahead; 0 prepares each when it is needed.
 
     Raises:
         ZooError, ShapeError: there is no such model, or it cannot take such images.
@@ -163,6 +168,7 @@ def make_trainer(
         verify_every=0 if ranks is None else ranks.verify_every,
         network=network,
         seed=settings.seed,
+        prefetch=prefetch,
     )
 
 

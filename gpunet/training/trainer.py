@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gpunet.data import Batches, DatasetError
+from gpunet.backends import backend
+from gpunet.data import Batches, DatasetError, Prefetcher
+from gpunet.devices import CPU
 from gpunet.errors import CheckpointError
 from gpunet.model import Model
 from gpunet.training.checkpoint import Checkpoint, CheckpointFolder, RunState, check_fit, network_hash
@@ -65,6 +68,7 @@ class Trainer:
         verify_every: steps from one check to the next that all ranks have the same parameters; 0 for none.
         network: the network hash of the model before it was rewritten for several ranks.
         seed: of the run, where this rank's workspace has another one.
+        prefetch: threads that prepare batches ahead; 0 prepares each when it is needed.
 
     Raises:
         TrainingError: a number of epochs or steps that makes no sense.
@@ -87,6 +91,7 @@ class Trainer:
         verify_every: int = 0,
         network: str | None = None,
         seed: int | None = None,
+        prefetch: int = 0,
     ) -> None:
         samples = len(batches.labels)
         if epochs < 1:
@@ -105,6 +110,8 @@ class Trainer:
         self.model, self.workspace, self.epochs = model, workspace, epochs
         self.history = History()
         self._batches, self._test = batches, test
+        device = None if workspace.device == CPU else backend(workspace.device)
+        self._ahead = Prefetcher(batches, prefetch, device=device)
         self._config, self._notes = dict(config or {}), dict(notes or {})
         self._checkpoints, self._checkpoint_every = checkpoints, checkpoint_every
         self._reporter: Reporter = Quiet()
@@ -147,6 +154,7 @@ class Trainer:
         """
         check_fit(checkpoint, self._config, self._network(), self._seed, self.model, self.workspace)
         state = checkpoint.state
+        self._ahead.close()
         try:
             self._batches.restore(state.data)
         except DatasetError as error:
@@ -170,7 +178,7 @@ class Trainer:
             TrainingInterruptedError: SIGINT or SIGTERM came, to any rank; a checkpoint was written.
         """
         self._reporter = reporter or Quiet()
-        with Interrupts() as interrupts:
+        with Interrupts() as interrupts, closing(self._ahead):
             seconds, samples = 0.0, 0
             while not self.finished:
                 start = time.perf_counter()
@@ -219,15 +227,16 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite any more.
+            DatasetError: the batch could not be prepared.
         """
         epoch, number = self._batches.epoch + 1, len(self.history.steps) + 1
-        images, labels = self._batches.next_batch()
+        images, labels = self._ahead.next_batch()
         total = self._batches.last_size
-        parts = np.array_split(np.arange(len(labels)), self._micro_batches)
-        for index, part in enumerate(parts):
-            last = index == len(parts) - 1
-            whole = len(part) == len(labels)
-            self._run(images if whole else images[part], labels if whole else labels[part], total, last=last)
+        begin = 0
+        for index, part in enumerate(np.array_split(labels, self._micro_batches)):
+            last, end = index == self._micro_batches - 1, begin + len(part)
+            self._run(images[begin:end], part, total, last=last)
+            begin = end
         if self._ranks is not None:
             self._ranks.after_step(self.workspace)
             if self._verify_every and number % self._verify_every == 0:
@@ -252,8 +261,8 @@ class Trainer:
         workspace = self.workspace
         if self._ranks is not None:
             self._ranks.set_weight(workspace, len(labels), total)
-        workspace.feed("data", images)
-        workspace.feed("label", labels)
+        self._ahead.feed(workspace, "data", images)
+        self._ahead.feed(workspace, "label", labels)
         workspace.run(self._net if last or self._micro_net is None else self._micro_net)
 
     def _agree(self, caught: int | None) -> int | None:
