@@ -38,7 +38,7 @@ template <typename T, typename R>
 __device__ inline void cast(const T* x, R* y, int64 n) {
   map(x, y, n, Convert<typename Accumulate<R>::type>());
 }
-// Rounded once.
+// Rounded once. A bfloat16 is made of a float, as on the CPU.
 template <>
 __device__ inline void cast<double, float16>(const double* x, float16* y, int64 n) {
   GPUNET_LOOP(i, n) y[i] = __double2half(x[i]);
@@ -55,9 +55,9 @@ struct Limit {
 #define CAST(S, T, RS, R) \
   extern "C" __global__ void cast_fwd_##S##_##RS(const T* x, R* y, int64 n) { cast<T, R>(x, y, n); }
 #define CAST_TO_ALL(S, T)                                                                                  \
-  CAST(S, T, f32, float) CAST(S, T, f16, float16) CAST(S, T, f64, double) CAST(S, T, i8, int8)            \
-  CAST(S, T, u8, uint8) CAST(S, T, i16, int16) CAST(S, T, u16, uint16) CAST(S, T, i32, int32)             \
-  CAST(S, T, i64, int64) CAST(S, T, b8, bool)
+  CAST(S, T, f32, float) CAST(S, T, f16, float16) GPUNET_IF_BFLOAT16(CAST(S, T, bf16, bfloat16))          \
+  CAST(S, T, f64, double) CAST(S, T, i8, int8) CAST(S, T, u8, uint8) CAST(S, T, i16, int16)               \
+  CAST(S, T, u16, uint16) CAST(S, T, i32, int32) CAST(S, T, i64, int64) CAST(S, T, b8, bool)
 GPUNET_NUMBERS(CAST_TO_ALL)
 CAST_TO_ALL(b8, bool)
 

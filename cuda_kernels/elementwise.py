@@ -30,6 +30,7 @@ from gpunet.cuda_kernels.pieces import (
 )
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.cuda_kernels.unary import NEGATIVE
+from gpunet.dtypes import is_float
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import Shape, TensorSpec
@@ -61,7 +62,7 @@ def arithmetic(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
 
 
 def _against_div(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
-    if inputs[0].dtype.kind != "f":
+    if not is_float(inputs[0].dtype):
         return "division of whole numbers reports a zero divisor, which only the host can"
     return against_binary(op, inputs, outputs)
 

@@ -39,18 +39,26 @@ extern "C" __global__ void uniform_fwd_f32(float* y, int64 n, double low, double
       for (int k = 0; k < 4 && 4 * b + k < n; ++k) y[4 * b + k] = values.v[k];
   }
 }
-extern "C" __global__ void uniform_fwd_f16(float16* y, int64 n, double low, double span, double last, uint64 seed,
-                                           uint32 operator_id, const uint64* step) {
+// Rounded to T before it is limited.
+template <typename T>
+__device__ void uniform_rounded(T* y, int64 n, float low, float span, float last, float largest, uint64 seed,
+                                uint32 operator_id, uint64 step) {
   GPUNET_LOOP(b, (n + 3) / 4) {
-    const Words words = philox(b, seed, operator_id, *step);
+    const Words words = philox(b, seed, operator_id, step);
     for (int k = 0; k < 4 && 4 * b + k < n; ++k) {
-      // Rounded to float16 before it is limited.
-      const float value = uniform_value(words.w[k], (float)low, (float)span, 65504.0f);
-      const float rounded = __half2float(__float2half(value));
-      store(y, 4 * b + k, rounded < (float)last ? rounded : (float)last);
+      T rounded;
+      store(&rounded, 0, uniform_value(words.w[k], low, span, largest));
+      store(y, 4 * b + k, load(&rounded, 0) < last ? load(&rounded, 0) : last);
     }
   }
 }
+#define UNIFORM_ROUNDED(S, T, LARGEST)                                                                              \
+  extern "C" __global__ void uniform_fwd_##S(T* y, int64 n, double low, double span, double last, uint64 seed,     \
+                                             uint32 operator_id, const uint64* step) {                             \
+    uniform_rounded(y, n, (float)low, (float)span, (float)last, LARGEST, seed, operator_id, *step);                \
+  }
+UNIFORM_ROUNDED(f16, float16, 65504.0f)
+GPUNET_IF_BFLOAT16(UNIFORM_ROUNDED(bf16, bfloat16, 0x1.fep127f))
 extern "C" __global__ void uniform_fwd_f64(double* y, int64 n, double low, double span, double last, uint64 seed,
                                            uint32 operator_id, const uint64* step) {
   GPUNET_LOOP(b, (n + 1) / 2) {
@@ -77,6 +85,8 @@ INTEGERS(i64, int64)
 // Computed in double and rounded once.
 __device__ inline void store_rounded(float* y, int64 i, double value) { y[i] = (float)value; }
 __device__ inline void store_rounded(float16* y, int64 i, double value) { y[i] = __double2half(value); }
+// Of a float, as on the CPU.
+__device__ inline void store_rounded(bfloat16* y, int64 i, double value) { store(y, i, (float)value); }
 
 template <typename T>
 __device__ void normal_fwd(T* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id, uint64 step) {

@@ -19,9 +19,10 @@ from gpunet.broadcasting import collapse, strides_along
 from gpunet.cuda_kernels import cache, sources
 from gpunet.cuda_kernels.broadcast import run_along
 from gpunet.cuda_kernels.launch import elementwise, prepare
-from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.cuda_kernels.pieces import Buffers, Launch, argument_dtype
 from gpunet.cuda_kernels.signature import SUFFIXES, Kernel
 from gpunet.cuda_kernels.total import launch_total, total_scratch
+from gpunet.dtypes import is_float, is_half
 from gpunet.errors import DeviceError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -88,7 +89,12 @@ def written_types() -> frozenset[str]:
 
 def _computed(dtype: np.dtype) -> str:
     """The C++ type that numbers of an element type are computed in."""
-    return "float" if dtype == np.float16 else SUFFIXES[dtype][1]
+    return "float" if is_half(dtype) else SUFFIXES[dtype][1]
+
+
+def _rounded(text: str, target: np.dtype) -> str:
+    """A number as it is left in memory by a type that is not the one computed in."""
+    return f"rounded_{SUFFIXES[target][0]}({text})" if is_half(target) else text
 
 
 def _literal(value: float, dtype: np.dtype) -> str:
@@ -100,12 +106,13 @@ def _literal(value: float, dtype: np.dtype) -> str:
 
 
 def _constants(op: Operator, dtype: np.dtype) -> dict[str, str]:
-    if dtype.kind != "f":
+    if not is_float(dtype):
         return {}
     values = {"one": 1.0}
     if op.type == "Scale":
         values["scale"] = op.args.scale
     if op.type in ("Clip", "ClipGradient"):
+        dtype = argument_dtype(dtype)
         info = np.finfo(dtype)
         for name, given, default in (("low", op.args.min, info.min), ("high", op.args.max, info.max)):
             values[name] = float(dtype.type(default if given is None else given))
@@ -124,13 +131,13 @@ def _formula(op: Operator, body: Body) -> str:
         exponent = _literal(op.args.exponent, source)
         text = _POWERS.get(op.args.exponent, f"pow({{0}}, {exponent})").format(*names)
     elif op.type == "Log" and op.args.epsilon > 0:
-        low = _literal(float(source.type(op.args.epsilon)), source)
+        low = _literal(float(argument_dtype(source).type(op.args.epsilon)), source)
         text = f"log({names[0]} < {low} ? {low} : {names[0]})"
     elif op.type in ("Cast", "FloatToHalf"):
         return _conversion(op, names[0], source, target)
     else:
         text = _FORMULAS[op.type].format(*names, **_constants(op, source))
-    return f"rounded({text})" if target == np.float16 and op.type not in _EXACT else text
+    return text if op.type in _EXACT else _rounded(text, target)
 
 
 def _conversion(op: Operator, name: str, source: np.dtype, target: np.dtype) -> str:
@@ -138,12 +145,12 @@ def _conversion(op: Operator, name: str, source: np.dtype, target: np.dtype) -> 
         return name
     if target == np.bool_:
         return f"{name} != 0"
-    if target != np.float16:
+    if not is_half(target):
         return f"({_computed(target)}){name}"
     if op.type == "FloatToHalf" and op.args.clip:
         limit = _literal(65504.0, source)
-        return f"rounded({name} > {limit} ? {limit} : {name} < -{limit} ? -{limit} : {name})"
-    return f"rounded({name})" if source.kind == "f" else f"rounded((float){name})"
+        return _rounded(f"{name} > {limit} ? {limit} : {name} < -{limit} ? -{limit} : {name}", target)
+    return _rounded(name if is_float(source) else f"(float){name}", target)
 
 
 @dataclass(frozen=True)
@@ -369,7 +376,7 @@ def _against(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
     body = read_body(op, inputs)
     for inner in body.operators:
         target = body.specs[inner.outputs[0]].dtype
-        if inner.type not in written_types() or target.kind not in "fb":
+        if inner.type not in written_types() or not (is_float(target) or target == np.bool_):
             return f"{inner.type} to {target} is not written in fused kernels"
     return None
 

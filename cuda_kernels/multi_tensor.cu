@@ -135,5 +135,5 @@ extern "C" __global__ void multi_sum_f64(const double* partial, const int64* fir
   extern "C" __global__ void multi_check_##S(GPUNET_CHUNK_PARAMETERS, int32* found) {                               \
     check_chunks<T>(GPUNET_CHUNKS, chunks, found);                                                                  \
   }                                                                                                                 \
-  PACK(S, T, f32, float) PACK(S, T, f16, float16) PACK(S, T, f64, double)
+  PACK(S, T, f32, float) PACK(S, T, f16, float16) GPUNET_IF_BFLOAT16(PACK(S, T, bf16, bfloat16)) PACK(S, T, f64, double)
 GPUNET_FLOATS(MULTI)

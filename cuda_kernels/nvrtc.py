@@ -22,7 +22,7 @@ from gpunet.errors import DeviceError, KernelError
 INSTALL: Final = "wanted the CUDA packages: pip install 'gpunet[cuda12]' (or cuda13 for a CUDA 13 driver)"
 #: No contraction of a*b+c: results agree with the CPU's and the simulated device's; kernels that gain from it
 #: (matrix products) call fma themselves.
-OPTIONS: Final = ("-std=c++17", "--fmad=false", "-Xptxas=-v")
+OPTIONS: Final = ("-std=c++17", "--fmad=false", "-Xptxas=-v", *signature.DEFINES)
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -70,7 +70,7 @@ def bindings() -> Any:
 
 @functools.cache
 def headers() -> str:
-    """Folder of CUDA's own headers (cuda_fp16.h)."""
+    """Folder of CUDA's own headers (cuda_fp16.h, cuda_bf16.h)."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
     except ImportError as error:

@@ -11,6 +11,7 @@ from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import elementwise, prepare
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
+from gpunet.dtypes import is_bfloat16
 from gpunet.kernels import KernelContext, kernel
 
 Buffers = tuple[Buffer, ...]
@@ -34,6 +35,14 @@ def signless(buffer: Buffer) -> Buffer:
     if buffer.dtype.kind != "u":
         return buffer
     return buffer.view(buffer.shape, np.dtype(f"int{8 * buffer.dtype.itemsize}"))
+
+
+def argument_dtype(dtype: np.dtype) -> np.dtype:
+    """The type that numbers among the arguments are rounded to for data of ``dtype``.
+
+    It is that of the CPU's kernels, which run in float32 for bfloat16.
+    """
+    return np.dtype(np.float32) if is_bfloat16(dtype) else dtype
 
 
 def copy_launch(ctx: KernelContext, source: Buffer, target: Buffer) -> Launch:

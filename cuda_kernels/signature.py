@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpunet.dtypes import BFLOAT16
 from gpunet.errors import DataTypeError, SchemaError
 
 #: Suffix and C++ name of each element type in kernel sources (include/gpunet.cuh defines the names).
@@ -36,10 +37,16 @@ SUFFIXES: Final[dict[np.dtype, tuple[str, str]]] = {
     np.dtype("int64"): ("i64", "int64"),
     np.dtype("bool"): ("b8", "bool"),
 }
+if BFLOAT16 is not None:
+    SUFFIXES[BFLOAT16] = ("bf16", "bfloat16")
 
-FLOATS: Final = ("float32", "float16", "float64")
+#: bfloat16 is among them where NumPy has the type (package ml_dtypes).
+FLOATS: Final = ("float32", "float16", *(() if BFLOAT16 is None else ("bfloat16",)), "float64")
 INDICES: Final = ("int32", "int64")
 NUMBERS: Final = (*FLOATS, "int8", "uint8", "int16", "uint16", "int32", "int64")
+
+#: For compilers: sources make their kernels for the types of ``FLOATS``.
+DEFINES: Final = () if BFLOAT16 is None else ("-DGPUNET_BFLOAT16",)
 
 _SCALARS: Final[dict[str, tuple[Any, np.dtype]]] = {
     "int32": (ctypes.c_int32, np.dtype("int32")),

@@ -10,6 +10,7 @@ from gpunet.cuda_kernels.pieces import (
     SIGNLESS,
     Buffers,
     Launch,
+    argument_dtype,
     copy_launch,
     gradient_kernel,
     map_launch,
@@ -49,8 +50,8 @@ def negate_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Ker
 def log(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = ln(X)``, or ``ln(max(X, epsilon))`` with an epsilon above 0."""
     x = inputs[0]
-    # Rounded to the type of the data, as on the CPU; nothing is below minus infinity.
-    low = float(x.dtype.type(args.epsilon)) if args.epsilon > 0 else -np.inf
+    # Nothing is below minus infinity.
+    low = float(argument_dtype(x.dtype).type(args.epsilon)) if args.epsilon > 0 else -np.inf
     return map_launch(ctx, _LOG, (x, outputs[0]), low)
 
 
@@ -62,11 +63,12 @@ def scale(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext
 
 def _limits(args: Arguments, like: Buffer) -> tuple[float, float]:
     """The limits, rounded to the type of the data; its own lowest and largest number by default."""
-    info = np.finfo(like.dtype)
+    dtype = argument_dtype(like.dtype)
+    info = np.finfo(dtype)
     with np.errstate(over="ignore"):  # a limit out of float16's range is an infinity
         low, high = np.array(
             [info.min if args.min is None else args.min, info.max if args.max is None else args.max]
-        ).astype(like.dtype)
+        ).astype(dtype)
     return float(low), float(high)
 
 

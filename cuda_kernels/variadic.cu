@@ -146,5 +146,7 @@ struct Times {
     typedef Accumulate<T>::type C;                                                                                   \
     map(dy, dx, n, Times<C>{(C)load(w, 0)});                                                                         \
   }
-#define WEIGHTED_BY_ANY(S, T) WEIGHTED(S, T, f32, float) WEIGHTED(S, T, f16, float16) WEIGHTED(S, T, f64, double)
+#define WEIGHTED_BY_ANY(S, T)                                  \
+  WEIGHTED(S, T, f32, float) WEIGHTED(S, T, f16, float16)      \
+  GPUNET_IF_BFLOAT16(WEIGHTED(S, T, bf16, bfloat16)) WEIGHTED(S, T, f64, double)
 GPUNET_FLOATS(WEIGHTED_BY_ANY)

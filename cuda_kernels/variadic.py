@@ -13,6 +13,7 @@ from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
 from gpunet.cuda_kernels.pieces import SIGNLESS, Buffers, Launch, copy_launch, map_launch, signless
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.cuda_kernels.total import dot_launch, total_scratch
+from gpunet.dtypes import is_float
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
@@ -51,7 +52,7 @@ def _carry(y: TensorSpec, count: int, at_once: int) -> list[TensorSpec]:
     """Room for what one launch hands on to the next, in the type that is computed in."""
     if count <= at_once:
         return []
-    itemsize = max(y.dtype.itemsize, 4) if y.dtype.kind == "f" else y.dtype.itemsize
+    itemsize = max(y.dtype.itemsize, 4) if is_float(y.dtype) else y.dtype.itemsize
     return [TensorSpec((y.size * itemsize,), np.dtype(np.uint8))]
 
 

@@ -4,9 +4,10 @@
 #include "broadcast.cuh"
 #include "sums.cuh"
 
-// What is left of a number that is stored as float16.
-__device__ inline float rounded(float x) { return __half2float(__float2half(x)); }
-__device__ inline float rounded(double x) { return __half2float(__double2half(x)); }
+// What is left of a number that is stored as float16, or as bfloat16, which is made of a float.
+__device__ inline float rounded_f16(float x) { return __half2float(__float2half(x)); }
+__device__ inline float rounded_f16(double x) { return __half2float(__double2half(x)); }
+__device__ inline float rounded_bf16(float x) { return __bfloat162float(__float2bfloat16(x)); }
 
 // The larger (smaller) number, or NaN if there is one.
 template <typename C>

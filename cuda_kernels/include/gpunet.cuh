@@ -8,6 +8,7 @@
 #include "gpunet_sim.h"
 #define GPUNET_NOT_UNROLLED
 #else
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef signed char int8;
 typedef unsigned char uint8;
@@ -18,6 +19,7 @@ typedef unsigned int uint32;
 typedef long long int64;
 typedef unsigned long long uint64;
 typedef __half float16;
+typedef __nv_bfloat16 bfloat16;
 #define GPUNET_NOT_UNROLLED _Pragma("unroll 1")
 #endif
 
@@ -28,13 +30,17 @@ typedef __half float16;
   for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (int64)(count);                     \
        i += (int64)gridDim.x * blockDim.x)
 
-// The type to compute in: float for float16, T itself otherwise.
+// The type to compute in: float for float16 and bfloat16, T itself otherwise.
 template <typename T>
 struct Accumulate {
   typedef T type;
 };
 template <>
 struct Accumulate<float16> {
+  typedef float type;
+};
+template <>
+struct Accumulate<bfloat16> {
   typedef float type;
 };
 
@@ -46,6 +52,10 @@ template <>
 __device__ inline float load<float16>(const float16* p, int64 i) {
   return __half2float(p[i]);
 }
+template <>
+__device__ inline float load<bfloat16>(const bfloat16* p, int64 i) {
+  return __bfloat162float(p[i]);
+}
 
 template <typename T>
 __device__ inline void store(T* p, int64 i, typename Accumulate<T>::type value) {
@@ -55,9 +65,19 @@ template <>
 __device__ inline void store<float16>(float16* p, int64 i, float value) {
   p[i] = __float2half(value);
 }
+// To the nearest, ties to even; a NaN stays one.
+template <>
+__device__ inline void store<bfloat16>(bfloat16* p, int64 i, float value) {
+  p[i] = __float2bfloat16(value);
+}
 
-// Instantiation lists: M(suffix, type) for each element type.
-#define GPUNET_FLOATS(M) M(f32, float) M(f16, float16) M(f64, double)
+// Instantiation lists: M(suffix, type) for each element type. There are arrays of bfloat16 only where Python has the type.
+#ifdef GPUNET_BFLOAT16
+#define GPUNET_IF_BFLOAT16(...) __VA_ARGS__
+#else
+#define GPUNET_IF_BFLOAT16(...)
+#endif
+#define GPUNET_FLOATS(M) M(f32, float) M(f16, float16) GPUNET_IF_BFLOAT16(M(bf16, bfloat16)) M(f64, double)
 #define GPUNET_INTEGERS(M) M(i8, int8) M(u8, uint8) M(i16, int16) M(u16, uint16) M(i32, int32) M(i64, int64)
 #define GPUNET_NUMBERS(M) GPUNET_FLOATS(M) GPUNET_INTEGERS(M)
 

@@ -17,6 +17,10 @@ struct Total<float16> {
   typedef float type;
 };
 template <>
+struct Total<bfloat16> {
+  typedef float type;
+};
+template <>
 struct Total<double> {
   typedef double type;
 };

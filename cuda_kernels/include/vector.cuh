@@ -68,7 +68,7 @@ __device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
 // as int16.
 #define GPUNET_SIGNLESS(M) GPUNET_FLOATS(M) M(i8, int8) M(i16, int16) M(i32, int32) M(i64, int64)
 
-// A functor of one or two numbers, and its kernels for each floating point type: NAME_f32, NAME_f16, NAME_f64.
+// A functor of one or two numbers, and its kernels for each floating point type: NAME_f32, NAME_f16, NAME_bf16, NAME_f64.
 #define GPUNET_UNARY_KERNEL(NAME, S, T) \
   extern "C" __global__ void NAME##_##S(const T* x, T* y, int64 n) { map(x, y, n, NAME##_op()); }
 #define GPUNET_UNARY_OP(NAME, EXPRESSION)            \
@@ -82,6 +82,7 @@ __device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
   GPUNET_UNARY_OP(NAME, EXPRESSION)           \
   GPUNET_UNARY_KERNEL(NAME, f32, float)       \
   GPUNET_UNARY_KERNEL(NAME, f16, float16)     \
+  GPUNET_IF_BFLOAT16(GPUNET_UNARY_KERNEL(NAME, bf16, bfloat16)) \
   GPUNET_UNARY_KERNEL(NAME, f64, double)
 
 #define GPUNET_BINARY_KERNEL(NAME, S, T) \
@@ -97,4 +98,5 @@ __device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
   GPUNET_BINARY_OP(NAME, A, B, EXPRESSION)     \
   GPUNET_BINARY_KERNEL(NAME, f32, float)       \
   GPUNET_BINARY_KERNEL(NAME, f16, float16)     \
+  GPUNET_IF_BFLOAT16(GPUNET_BINARY_KERNEL(NAME, bf16, bfloat16)) \
   GPUNET_BINARY_KERNEL(NAME, f64, double)

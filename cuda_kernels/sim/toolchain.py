@@ -26,7 +26,7 @@ FOLDER: Final = Path(__file__).resolve().parent
 #: No -ffast-math, no fused multiply-add: results are those of the C++ as written.
 FLAGS: Final = (
     *("-O2", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
-    *("-ffp-contract=off", "-fno-math-errno", "-w", "-DGPUNET_SIM"),
+    *("-ffp-contract=off", "-fno-math-errno", "-w", "-DGPUNET_SIM", *signature.DEFINES),
 )
 _CLANG_CHECKS: Final = ("-asan-instrumentation-with-call-threshold=0", "-asan-stack=0", "-asan-globals=0")
 MISSING: Final = (
@@ -110,7 +110,7 @@ def build_module(module: str) -> Path:
     # Linked by its name: the loader takes the one that is loaded already.
     runtime = build_runtime()
     text = rewrite_shared(sources.expand(module)) + launchers(module)
-    link = (f"-L{runtime.parent}", f"-l:{runtime.name}")
+    link = (f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-Bsymbolic")
     flags = _module_flags()
     name = f"{_hash([text, runtime.name, *flags, *_headers()])}.so"
     return _build(text, f"the CUDA module {module!r}", name, flags, link)
