@@ -4,6 +4,7 @@ from gpunet.cpu_fallback import activation as activation
 from gpunet.cpu_fallback import bucket as bucket
 from gpunet.cpu_fallback import collective as collective
 from gpunet.cpu_fallback import comparison as comparison
+from gpunet.cpu_fallback import conv_transpose as conv_transpose
 from gpunet.cpu_fallback import convolution as convolution
 from gpunet.cpu_fallback import copying as copying
 from gpunet.cpu_fallback import dropout as dropout

@@ -49,7 +49,9 @@ class Layout:
     def pointwise(self) -> bool:
         """Whether the columns are the images themselves (1x1 filters without steps and padding)."""
         w = self.window
-        return w.taps == 1 and all(s == 1 for s in w.stride) and all(p == 0 for p in (*w.head, *w.tail))
+        plain = w.taps == 1 and all(s == 1 for s in w.stride) and all(p == 0 for p in (*w.head, *w.tail))
+        # A transposed convolution can have positions behind all windows.
+        return plain and w.image == w.output
 
     def columns_size(self) -> int:
         """Elements of the columns of one block."""

@@ -9,6 +9,7 @@ from gpunet.cuda_kernels import bucket as bucket
 from gpunet.cuda_kernels import collective as collective
 from gpunet.cuda_kernels import comparison as comparison
 from gpunet.cuda_kernels import conv_direct as conv_direct
+from gpunet.cuda_kernels import conv_transpose as conv_transpose
 from gpunet.cuda_kernels import convolution as convolution
 from gpunet.cuda_kernels import copying as copying
 from gpunet.cuda_kernels import cudnn_normalization as cudnn_normalization

@@ -19,12 +19,15 @@ from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.cuda_kernels.window import WINDOW, against_window, window_values
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
+from gpunet.operators.conv_transpose import TRANSPOSED, transposed_window
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
 from gpunet.operators.window import Window
 from gpunet.specs import TensorSpec, spec
 
 #: What the cuDNN kernels leave, or a definition asks for by name.
 DIRECT: Final = "DIRECT"
+#: How messages name them.
+INSTEAD: Final = f"engine {DIRECT!r}"
 FORWARD_TYPES: Final = tuple(CONVOLUTIONS)
 GRADIENT_TYPES: Final = tuple(f"{type}Gradient" for type in CONVOLUTIONS)
 
@@ -57,8 +60,14 @@ _THREADS: Final = 256
 
 
 def window_of(op: Operator, x: Any, w: Any) -> Window:
-    """The window of a convolution on X and W, given as specs or buffers."""
-    return convolution_window(op.args, spec(x.shape, x.dtype), spec(w.shape, w.dtype))
+    """The window of a convolution on X and W, given as specs or buffers.
+
+    Of a transposed convolution X is the larger side, its output: all launchers here take it so.
+    """
+    images, filters = spec(x.shape, x.dtype), spec(w.shape, w.dtype)
+    if op.type.removesuffix("Gradient") == TRANSPOSED:
+        return transposed_window(op.args, images, filters, of_output=True)
+    return convolution_window(op.args, images, filters)
 
 
 def _sizes(op: Operator, x: Any, w: Any) -> tuple[Window, tuple[int, ...]]:
@@ -124,17 +133,18 @@ def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx
     dw, db, dx = gradient_outputs(args, outputs)
     launches = [filter_gradient(ctx, x, w, dy, dw)]
     if db is not None:
-        launches.append(bias_gradient(ctx, x, w, dy, db))
+        launches.append(channel_sums(ctx, dy, db))
     if dx is not None:
         launches.append(data_gradient(ctx, x, w, dy, dx))
     return in_order(*launches)
 
 
-def bias_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, db: Buffer) -> Launch:
-    """db, the sum of dY."""
-    window = window_of(ctx.op, x, w)
-    arguments = (dy, db, x.shape[0], w.shape[0], window.positions, int(window.channels_last))
-    return prepare(ctx, _BIAS, (x.dtype,), arguments, rows(w.shape[0], x.shape[0] * window.positions))
+def channel_sums(ctx: KernelContext, dy: Buffer, db: Buffer) -> Launch:
+    """db, the sum of dY over images and positions."""
+    last = ctx.op.args.order == "NHWC"
+    channels, positions = db.size, math.prod(dy.shape[1:-1] if last else dy.shape[2:])
+    arguments = (dy, db, dy.shape[0], channels, positions, int(last))
+    return prepare(ctx, _BIAS, (dy.dtype,), arguments, rows(channels, dy.shape[0] * positions))
 
 
 def data_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dx: Buffer) -> Launch:

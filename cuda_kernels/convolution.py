@@ -7,7 +7,7 @@ simulated device stands in for the library with the CPU's kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
@@ -20,8 +20,6 @@ from gpunet.cuda_kernels.reference import reference_launch
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import Shape, TensorSpec
-
-_INSTEAD: Final = f"engine {conv_direct.DIRECT!r}"
 
 
 def descriptor(kind: str, op: Operator, x: Any, w: Any, *, bias: bool = False) -> Convolution:
@@ -60,7 +58,7 @@ def _wanted(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list
     return [descriptor(kind, op, inputs[0], inputs[1]) for kind in kinds]
 
 
-def _launch(
+def prepare_graph(
     ctx: KernelContext, graph: Convolution, buffers: Mapping[str, Buffer], direct: Callable[[], Launch]
 ) -> Launch:
     """The launch of a graph by cuDNN, or the direct one. The last scratch is the workspace."""
@@ -68,7 +66,7 @@ def _launch(
         return cudnn_execution.prepare(ctx, graph, buffers, ctx.scratch[-1])
     except NoPlanError as error:
         if all(buffer.size for buffer in buffers.values()):
-            cudnn_execution.tell(ctx, error, _INSTEAD)
+            cudnn_execution.tell(ctx, error, conv_direct.INSTEAD)
         return direct()
 
 
@@ -90,7 +88,7 @@ def convolution(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelC
     x, w, *bias = inputs
     buffers = {"x": x, "w": w, "y": outputs[0]} | ({"bias": bias[0]} if bias else {})
     graph = descriptor("forward", ctx.op, x, w, bias=bool(bias))
-    return _launch(ctx, graph, buffers, lambda: conv_direct.convolution(inputs, outputs, args, ctx))
+    return prepare_graph(ctx, graph, buffers, lambda: conv_direct.convolution(inputs, outputs, args, ctx))
 
 
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
@@ -113,7 +111,7 @@ def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx
     dw, db, dx = conv_direct.gradient_outputs(args, outputs)
     graphs = _wanted(ctx.op, inputs, outputs)
     launches = [
-        _launch(
+        prepare_graph(
             ctx,
             graphs[0],
             {"x": x, "w": dw, "y": dy},
@@ -121,10 +119,10 @@ def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx
         )
     ]
     if db is not None:
-        launches.append(conv_direct.bias_gradient(ctx, x, w, dy, db))
+        launches.append(conv_direct.channel_sums(ctx, dy, db))
     if dx is not None:
         launches.append(
-            _launch(
+            prepare_graph(
                 ctx,
                 graphs[1],
                 {"x": dx, "w": w, "y": dy},

@@ -97,6 +97,64 @@ class Layers(ABC):
             **args,
         )
 
+    def conv_transpose(
+        self,
+        x: str,
+        name: str,
+        channels: int,
+        kernel: int | Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        pad: int | Sequence[int] = 0,
+        adj: int | Sequence[int] = 0,
+        group: int = 1,
+        bias: bool = True,
+        order: str = "NCHW",
+        weight_filler: str = "XavierFill",
+        **args: Any,
+    ) -> str:
+        """Transposed convolution to ``channels`` output channels, whose images are ``stride`` times larger.
+
+        Args:
+            x: input blob, ``[N, C, spatial...]`` (``[N, spatial..., C]`` with order NHWC).
+            name: name of the output and prefix of the parameters.
+            channels: number of output channels.
+            kernel: size of a filter; one number for all spatial dimensions, or one for each.
+            stride: steps between the places of two filters in the output, likewise.
+            pad: what is cut from the output; one number, or all leading then all trailing ones.
+            adj: further positions behind the output, at most a step; one number, or one for each dimension.
+            group: number of groups that channels are split into.
+            bias: whether to add a bias for each channel.
+            order: NCHW or NHWC, with any number of spatial dimensions.
+            weight_filler: the operator that fills the weights.
+            args: further arguments of the operator.
+        """
+        shape = self.shape_of(x)
+        rank = len(shape) - 2
+        incoming = shape[1] if order == "NCHW" else shape[-1]
+        if group < 1 or incoming % group or channels % group:
+            raise ShapeError(
+                f"[ConvTranspose] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted "
+                f"multiples of group {group}"
+            )
+        window = _spread(kernel, rank)
+        middle = (channels // group, *window) if order == "NCHW" else (*window, channels // group)
+        inputs = [x, self.add_parameter(f"{name}_w", (incoming, *middle), weight_filler)]
+        if bias:
+            inputs.append(self.add_parameter(f"{name}_b", (channels,), "ConstantFill", decay=False))
+        return self._one(
+            "ConvTranspose",
+            inputs,
+            name,
+            kernels=list(window),
+            strides=list(_spread(stride, rank)),
+            pads=list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank),
+            adjs=list(_spread(adj, rank)),
+            group=group if group > 1 else None,
+            order=order,
+            **args,
+        )
+
     def fc(
         self,
         x: str,

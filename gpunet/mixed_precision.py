@@ -21,7 +21,9 @@ from gpunet.proto import OperatorDef
 from gpunet.specs import TensorSpec
 
 #: Operators that are worth float16.
-HALF: Final = frozenset(["Conv", "Conv1D", "Conv2D", "Conv3D", "FC", "FCTransposed", "MatMul", "BatchMatMul"])
+HALF: Final = frozenset(
+    ["Conv", "Conv1D", "Conv2D", "Conv3D", "ConvTranspose", "FC", "FCTransposed", "MatMul", "BatchMatMul"]
+)
 #: Operators that run in float16 where all their floating-point inputs are.
 FOLLOW: Final = frozenset(
     [

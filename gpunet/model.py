@@ -323,7 +323,9 @@ class Model(Layers):
 
 
 #: Gradient operators that may leave out their last output, the gradient of their first input.
-_OPTIONAL_LAST: Final = frozenset(f"{type}Gradient" for type in (*CONVOLUTIONS, "FC", "FCTransposed"))
+_OPTIONAL_LAST: Final = frozenset(
+    f"{type}Gradient" for type in (*CONVOLUTIONS, "ConvTranspose", "FC", "FCTransposed")
+)
 
 
 def _drop_gradients(

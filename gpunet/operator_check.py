@@ -44,6 +44,10 @@ _SAMPLES: Final[dict[str, tuple[tuple[str, dict[str, Any]], ...]]] = {
     "Conv1D": (("2x3x9 4x3x3 4", {"kernels": [3]}),),
     "Conv2D": (("2x3x6x5 4x3x3x3 4", {"kernels": [3, 3]}),),
     "Conv3D": (("1x2x4x4x4 3x2x2x2x2 3", {"kernels": [2, 2, 2]}),),
+    "ConvTranspose": (
+        ("2x4x3x4 4x3x3x3 3", {"kernel": 3, "stride": 2, "pad": 1, "adj": 1}),
+        ("1x4x4x3 4x2x2x2 4", {"kernel": 2, "stride": 2, "group": 2}),
+    ),
     "CrossEntropy": (("+6x5 +6x5", {}),),
     "DepthConcat": (("2x3x4x4 2x5x4x4", {}),),
     "Dropout": (("40x30", {"ratio": 0.3}),),

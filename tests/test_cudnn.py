@@ -23,7 +23,15 @@ import pytest
 from gpunet import backends, devices
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels import conv_direct, convolution, cudnn, cudnn_cache, cudnn_execution, nvrtc
+from gpunet.cuda_kernels import (
+    conv_direct,
+    conv_transpose,
+    convolution,
+    cudnn,
+    cudnn_cache,
+    cudnn_execution,
+    nvrtc,
+)
 from gpunet.cuda_kernels import cudnn_normalization as batch_norm
 from gpunet.cuda_kernels.cuda_backend import CudaBackend
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
@@ -96,7 +104,7 @@ def test_plain_convolutions_have_plans(environment: dict[str, str], device: str)
 @pytest.mark.slow
 @needs_cudnn
 @pytest.mark.parametrize("device", planner.DEVICES)
-@pytest.mark.parametrize("name", ["operators", "layers", "fused", "norms", "products"])
+@pytest.mark.parametrize("name", ["operators", "transposed", "layers", "fused", "norms", "products"])
 def test_every_graph_has_a_plan(environment: dict[str, str], device: str, name: str) -> None:
     lines = planned(environment, name, device)
     assert len(lines) == len(planner.table(name))
@@ -521,7 +529,7 @@ def test_convolution_takes_cudnn(library: Library, gpu: CudaBackend) -> None:
 
 def test_gradients_take_cudnn(library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(conv_direct, "bias_gradient", lambda *given: lambda: done.append("bias"))
+    monkeypatch.setattr(conv_direct, "channel_sums", lambda *given: lambda: done.append("bias"))
     op = operator("ConvGradient", 3, 3, kernel=3, pad=1)
     inputs, outputs = specs(op, spec(X, "float32"), spec(W, "float32"), spec(Y, "float32"))
     found = find(op, "cuda", inputs, outputs)
@@ -533,6 +541,37 @@ def test_gradients_take_cudnn(library: Library, gpu: CudaBackend, monkeypatch: p
     executed = [list(operands.values()) for _, operands, _, _ in library.executed]
     assert executed == [[x.pointer, dy.pointer, dw.pointer], [w.pointer, dy.pointer, dx.pointer]]
     assert done == ["bias"]
+
+
+def test_transposed_convolution_takes_cudnn(
+    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(conv_transpose, "_add_bias", lambda *given: [lambda: done.append("bias")])
+    monkeypatch.setattr(conv_direct, "channel_sums", lambda *given: lambda: done.append("sums"))
+    filters, bias = spec((3, 4, 2, 2), "float32"), spec((4,), "float32")
+
+    def execute(op: Operator, *inputs: TensorSpec) -> tuple[list[Buffer], list[Buffer]]:
+        outputs = op.infer(inputs)
+        found = find(op, "cuda", inputs, outputs)
+        assert found.scratch is not None
+        scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
+        given, made = ([Buffer.empty(gpu, s) for s in group] for group in (inputs, outputs))
+        context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
+        found.function(tuple(given), tuple(made), op.args, context)()
+        return given, made
+
+    (x, w, _), (y,) = execute(operator("ConvTranspose", 3, stride=2), spec(X, "float32"), filters, bias)
+    assert y.shape == (X[0], 4, 2 * X[2], 2 * X[3])
+    (operands,) = [list(operands.values()) for _, operands, _, _ in library.executed]
+    assert operands == [w.pointer, x.pointer, y.pointer]
+    assert done == ["bias"]
+    library.executed.clear()
+    op = operator("ConvTransposeGradient", 3, 3, stride=2)
+    (x, w, dy), (dw, _, dx) = execute(op, spec(X, "float32"), filters, y.spec)
+    executed = [list(operands.values()) for _, operands, _, _ in library.executed]
+    assert executed == [[dy.pointer, x.pointer, dw.pointer], [dy.pointer, w.pointer, dx.pointer]]
+    assert done == ["bias", "sums"]
 
 
 def test_what_has_no_plan_runs_directly(

@@ -123,6 +123,40 @@ def test_convolution(
     compare("ConvGradient", [x, w, dy], 1, engine="DIRECT", no_bias=1, **options)
 
 
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    ("image", "made", "kernel", "args"),
+    [
+        ((2, 3, 5, 4), 5, (3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1], "adjs": [1, 2]}),
+        ((2, 4, 5, 4), 6, (3, 3), {"stride": 2, "pad": 1, "group": 2}),
+        ((1, 4, 3, 4), 4, (2, 2), {"strides": [2, 1], "adjs": [2, 1], "group": 4}),
+        ((2, 17, 6, 7), 70, (1, 1), {}),
+        ((2, 3, 9), 4, (4,), {"strides": [3], "pads": [2, 0]}),
+        ((1, 2, 2, 3, 4), 3, (2, 1, 3), {"strides": [1, 2, 2]}),
+        ((0, 2, 3, 3), 3, (2, 2), {}),
+    ],
+)
+def test_transposed_convolution(
+    image: tuple[int, ...], made: int, kernel: tuple[int, ...], args: dict[str, Any], dtype: str, order: str
+) -> None:
+    """Our own kernels, which a GPU takes where cuDNN has no plan."""
+    x, w, b = (
+        normal(*image, dtype=dtype),
+        normal(image[1], made // args.get("group", 1), *kernel, dtype=dtype),
+        normal(made, dtype=dtype),
+    )
+    if order == "NHWC":
+        x, w = (np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in (x, w))
+    options = {"order": order, "kernels": list(kernel), **args}
+    compare("ConvTranspose", [x, w, b], engine="DIRECT", **options)
+    compare("ConvTranspose", [x, w], engine="DIRECT", **options)
+    (y,) = run("cpu", "ConvTranspose", [x, w, b], 1, "", options)
+    dy = normal(*y.shape, dtype=dtype)
+    compare("ConvTransposeGradient", [x, w, dy], 3, engine="DIRECT", **options)
+    compare("ConvTransposeGradient", [x, w, dy], 1, engine="DIRECT", no_bias=1, **options)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("type", "shape", "args"),

@@ -4,6 +4,7 @@ from gpunet.operators import activation as activation
 from gpunet.operators import bucket as bucket
 from gpunet.operators import collective as collective
 from gpunet.operators import comparison as comparison
+from gpunet.operators import conv_transpose as conv_transpose
 from gpunet.operators import convolution as convolution
 from gpunet.operators import copying as copying
 from gpunet.operators import dropout as dropout

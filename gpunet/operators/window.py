@@ -233,3 +233,73 @@ def _output_size(
         tail = head + stride * (rounded_up - output)
         output = rounded_up
     return output, head, tail
+
+
+def transposed_arguments() -> list[Arg]:
+    """Argument declarations of a transposed convolution: those of the window that it goes back along."""
+    wanted = ("kernel", "stride", "pad", "order")
+    return [
+        *(arg for arg in window_arguments("filter") if arg.name.startswith(wanted)),
+        Ints("adjs", (), "further positions behind the output, at most a step, one number a dimension"),
+        Int("adj", None, "further positions behind the output, the same in each dimension (0 by default)"),
+        Int("adj_h", None, "further positions at the bottom"),
+        Int("adj_w", None, "further positions on the right"),
+        Int(
+            "legacy_pad",
+            0,
+            "0: as given; 1 (VALID) and 2 (SAME): no padding is taken away, whatever 'pads' says",
+            choices=tuple(int(p) for p in (LegacyPad.NOTSET, LegacyPad.VALID, LegacyPad.SAME)),
+        ),
+    ]
+
+
+def resolve_transposed(
+    args: Arguments, shape: Sequence[int], kernel: Shape, *, of_output: bool = False
+) -> Window:
+    """The window that a transposed convolution goes back along: its ``image`` is the operator's output, and
+    its ``output`` the operator's input.
+
+    Args:
+        args: of the operator, as :func:`transposed_arguments` declares them.
+        shape: of the input X of the operator; with ``of_output`` of the output Y.
+        kernel: size of the filter, where the arguments do not give one.
+        of_output: which of the two ``shape`` is.
+
+    Raises:
+        ArgumentError: sizes make no sense.
+        ShapeError: nothing would be left of the output.
+
+    Sizes follow Caffe2: ``(input - 1) * stride + kernel + adj - head - tail``.
+    """
+    rank = len(shape) - 2
+    channels_last = args.order == "NHWC"
+    given = tuple(shape[1:-1] if channels_last else shape[2:])
+    if args.kernels or args.kernel is not None or args.kernel_h is not None:
+        kernel = _per_dimension(args, "kernel", rank, None)
+    stride, adj = _per_dimension(args, "stride", rank, 1), _per_dimension(args, "adj", rank, 0)
+    head, tail = _given_pads(args, rank) or ((0,) * rank, (0,) * rank)
+    if LegacyPad(args.legacy_pad) is not LegacyPad.NOTSET:
+        head = tail = (0,) * rank
+    for name, values, least in (
+        ("kernels", kernel, 1),
+        ("strides", stride, 1),
+        ("adjs", adj, 0),
+        ("pads", (*head, *tail), 0),
+    ):
+        if any(n < least for n in values):
+            raise ArgumentError(f"argument {name!r} is {list(values)}, wanted numbers of at least {least}")
+    if any(a > s for a, s in zip(adj, stride, strict=True)):
+        raise ArgumentError(
+            f"argument 'adjs' is {list(adj)}, wanted numbers of at most the strides {list(stride)}"
+        )
+    more = [k + a - h - t for k, a, h, t in zip(kernel, adj, head, tail, strict=True)]
+    if of_output:
+        inner = tuple((n - m) // s + 1 for n, m, s in zip(given, more, stride, strict=True))
+        return Window(kernel, stride, (1,) * rank, head, tail, given, inner, channels_last)
+    outer = tuple((n - 1) * s + m for n, m, s in zip(given, more, stride, strict=True))
+    if any(n < 1 for n in outer):
+        raise ShapeError(
+            f"input X has {list(given)} positions, with kernel {list(kernel)}, strides {list(stride)} and "
+            f"padding {[*head, *tail]} the output has {list(outer)}, wanted at least 1 in each dimension"
+        )
+    return Window(kernel, stride, (1,) * rank, head, tail, outer, given, channels_last)

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunet.cuda_kernels import convolution, cudnn, cudnn_normalization
+from gpunet.cuda_kernels import conv_direct, convolution, cudnn, cudnn_normalization
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
 from gpunet.cuda_kernels.cudnn_graphs import Convolution, Descriptor, MatrixProduct, Settings
 from gpunet.cuda_kernels.cudnn_norm_graphs import LayerNorm
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from gpunet.specs import spec
-from tests.operators import cases_convolution
+from tests.operators import cases_conv_transpose, cases_convolution
 
 DEVICES = {"h200": 90, "a100": 80, "a10": 86, "t4": 75}
 #: (images, channels, side, filters, kernel, stride, padding).
@@ -74,6 +74,23 @@ def operator_cases() -> Iterator[Convolution]:
         for dtype in {case.inputs[0].dtype.name, "float32", "float16"}:
             x, w = (spec(a.shape, dtype) for a in case.inputs[:2])
             yield from of_operator(op, x, w, len(case.inputs) > 2)
+
+
+def transposed_cases() -> Iterator[Convolution]:
+    """The rows of the transposed convolution: what it and its gradient ask for."""
+    for case in cases_conv_transpose.CASES:
+        if case.raises is not None or case.type != "ConvTranspose":
+            continue
+        op = Operator(case.definition())
+        for dtype in {case.inputs[0].dtype.name, "float32", "float16"}:
+            inputs = [spec(a.shape, dtype) for a in case.inputs]
+            (y,) = op.infer(inputs)
+            window = conv_direct.window_of(op, y, inputs[1])
+            padded = [sum(sizes) for sizes in zip(window.image, window.head, window.tail, strict=True)]
+            sizes = zip(padded, window.kernel, window.stride, strict=True)
+            # Behind all windows may be a whole step: cuDNN would count one window more.
+            if window.output == tuple((n - k) // step + 1 for n, k, step in sizes):
+                yield from of_operator(op, y, inputs[1], bias=False)
 
 
 def layers(*nets: str) -> Iterator[Convolution]:
@@ -147,6 +164,7 @@ def quick() -> Iterator[Descriptor]:
 TABLES = {
     "quick": quick,
     "operators": operator_cases,
+    "transposed": transposed_cases,
     "layers": lambda: layers(*LAYERS),
     "fused": fused,
     "norms": norms,
