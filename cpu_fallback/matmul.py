@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpunet.arguments import Arguments
-from gpunet.cpu_fallback.precision import Array, Arrays, matmul
+from gpunet.cpu_fallback.precision import Array, Arrays, matmul, sum_dtype
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operators.matmul import as_matrix
 
@@ -32,7 +32,7 @@ def _backward(inputs: Arrays, outputs: Arrays, args: Arguments, transposed: bool
         matmul(x.T, dy, dw)
     else:
         matmul(dy.T, x, dw)
-    np.add.reduce(dy, axis=0, dtype=np.float32 if dy.dtype == np.float16 else None, out=db)
+    db[...] = np.add.reduce(dy, axis=0, dtype=sum_dtype(dy.dtype))
     if len(outputs) > 2:
         matmul(dy, w.T if transposed else w, _matrix(outputs[2], args.axis))
 

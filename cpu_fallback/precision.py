@@ -22,3 +22,22 @@ def matmul(a: Array, b: Array, out: Array) -> None:
         out[...] = np.matmul(a.astype(np.float32), b.astype(np.float32))
     else:
         np.matmul(a, b, out=out)
+
+
+def sum_dtype(dtype: np.dtype) -> np.dtype:
+    """The type for sums whose order must not show: float64 for float32, float32 for half types."""
+    return np.dtype(np.float32 if dtype.itemsize == 2 else np.float64)
+
+
+def exponential(x: Array, out: Array) -> Array:
+    """``exp(x)``, of float32 computed in float64 and rounded.
+
+    NumPy's own function for float32 differs from processor to processor by some units in the last place.
+    """
+    np.exp(x, out=out, dtype=np.float64, casting="same_kind")
+    return out
+
+
+def logarithm(x: Array) -> Array:
+    """``log(x)``, of float32 computed in float64 and rounded."""
+    return np.log(x, dtype=np.float64).astype(x.dtype)

@@ -1,4 +1,7 @@
-"""NumPy kernels of softmax and of softmax with loss."""
+"""NumPy kernels of softmax and of softmax with loss.
+
+Sums are made in float64 and rounded once, so that their order, which is another one on a GPU, does not show.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.labels import check_labels
-from gpunet.cpu_fallback.precision import Array, Arrays, widened
+from gpunet.cpu_fallback.precision import Array, Arrays, exponential, logarithm, widened
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operators.matmul import as_matrix
@@ -26,8 +29,8 @@ def _shifted(x: Array, out: Array) -> None:
 
 def _normalized_exp(y: Array) -> Array:
     """Turns shifted scores into probabilities, in place; returns the sums of the exponentials."""
-    np.exp(y, out=y)
-    sums = np.add.reduce(y, axis=1, keepdims=True)
+    exponential(y, out=y)
+    sums = np.add.reduce(y, axis=1, keepdims=True, dtype=np.float64).astype(y.dtype)
     np.divide(y, sums, out=y)
     return sums
 
@@ -74,22 +77,24 @@ def softmax_with_loss(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
         _normalized_exp(work)
         wanted = widened(inputs[1]).reshape(examples, classes)
         _check_distribution(wanted)
-        losses: Array = -np.einsum("ij,ij->i", wanted, np.log(np.maximum(work, 1e-20)))
+        terms = logarithm(np.maximum(work, 1e-20))
+        terms *= wanted
+        losses: Array = -np.add.reduce(terms, axis=1, dtype=np.float64).astype(work.dtype)
     else:
         label = inputs[1].reshape(-1)
         check_labels(label, classes)
         chosen = work[np.arange(examples), label]
-        losses = np.log(_normalized_exp(work)[:, 0]) - chosen
+        losses = logarithm(_normalized_exp(work)[:, 0]) - chosen
     if work is not p:
         p[...] = work
     if len(inputs) > 2:
         weights = widened(inputs[2]).reshape(-1)
-        total = np.add.reduce(weights)
+        total = np.add.reduce(weights, dtype=np.float64)
         losses *= weights
     else:
         total = examples
     divisor = examples if args.average_by_batch_size else total
-    loss[...] = np.add.reduce(losses) * (args.scale / divisor) if total != 0 else 0
+    loss[...] = np.add.reduce(losses, dtype=np.float64) * (args.scale / divisor) if total != 0 else 0
 
 
 def _check_distribution(label: Array) -> None:
@@ -114,7 +119,10 @@ def softmax_with_loss_gradient(inputs: Arrays, outputs: Arrays, args: Arguments,
     examples, classes = dx.shape
     p, dloss = widened(inputs[-2]).reshape(examples, classes), widened(inputs[-1]).reshape(-1)[0]
     weights = widened(inputs[2]).reshape(examples, 1) if len(inputs) > 4 else None
-    total = examples if weights is None or args.average_by_batch_size else np.add.reduce(weights, axis=None)
+    if weights is None or args.average_by_batch_size:
+        total = float(examples)
+    else:
+        total = np.add.reduce(weights, axis=None, dtype=np.float64).item()
     factor = dloss * (args.scale / total) if total > 0 else dloss
     if weights is not None:
         factor = weights * factor

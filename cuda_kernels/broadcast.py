@@ -110,24 +110,28 @@ def launch_binary(
 _DIMENSIONS: Final = (
     "int64 k1, int64 k2, int64 p0, int64 p1, int64 p2, int64 r1, int64 r2, int64 q0, int64 q1, int64 q2"
 )
-_SUM_STRIDED = Kernel(
-    "elementwise",
-    "sum_strided",
-    f"const T* x, T* y, uint8* partial, int64 kept, int64 reduced, int64 slices, {_DIMENSIONS}, int32 negate",
-    T=SIGNLESS,
-)
-_SUM_COLUMNS = Kernel(
-    "elementwise",
-    "sum_columns",
-    "const T* x, T* y, uint8* partial, int64 rows, int64 columns, int64 slices, int32 negate",
-    T=SIGNLESS,
-)
-_SUM_SLICES = Kernel(
-    "elementwise",
-    "sum_slices",
-    "const uint8* partial, T* y, int64 kept, int64 slices, int32 negate",
-    T=SIGNLESS,
-)
+
+
+def _sum_kernels(suffix: str, types: Sequence[str]) -> tuple[Kernel, Kernel, Kernel]:
+    """The kernels for any strides, for the columns of a matrix, and for what is left of slices."""
+    data, end = "const T* x, T* y, uint8* partial", "int64 slices, int32 negate"
+    return (
+        Kernel(
+            "elementwise",
+            f"sum_strided{suffix}",
+            f"{data}, int64 kept, int64 reduced, int64 slices, {_DIMENSIONS}, int32 negate",
+            T=types,
+        ),
+        Kernel("elementwise", f"sum_columns{suffix}", f"{data}, int64 rows, int64 columns, {end}", T=types),
+        Kernel(
+            "elementwise", f"sum_slices{suffix}", f"const uint8* partial, T* y, int64 kept, {end}", T=types
+        ),
+    )
+
+
+_SUMS: Final = _sum_kernels("", SIGNLESS)
+#: With sums in float64.
+_WIDE_SUMS: Final = _sum_kernels("_wide", ["float32"])
 #: Blocks that are worth having, and elements of a sum for each thread below which it is not cut into slices.
 #: They decide the order of additions, so they do not depend on the device.
 _WANTED_BLOCKS: Final = 1024
@@ -195,17 +199,19 @@ def launch_sum(
     partial: Buffer | None,
     *,
     negate: bool = False,
+    wide: bool = False,
 ) -> Launch:
     """Launches that sum ``x`` of shape ``full`` into ``y`` of ``shape``, and change the sign if asked for.
 
     Both are of one of the types ``SIGNLESS``. ``partial`` is the scratch of the plan. There must be something
-    to sum: ``shape`` differs from ``full``.
+    to sum: ``shape`` differs from ``full``. ``wide`` sums float32 in float64.
     """
     plan, types = plan_sum(full, shape), (x.dtype,)
+    by_stride, by_column, of_slices = _WIDE_SUMS if wide and x.dtype == np.float32 else _SUMS
     kept, slices = plan.kept, plan.slices
     if plan.columns:
         arguments: tuple[Any, ...] = (x, y, partial, plan.reduced, kept, slices, int(negate))
-        first = prepare(ctx, _SUM_COLUMNS, types, arguments, rows(-(-kept // 32) * slices, THREADS))
+        first = prepare(ctx, by_column, types, arguments, rows(-(-kept // 32) * slices, THREADS))
     else:
         sizes: dict[bool, list[int]] = {True: [], False: []}
         strides: dict[bool, list[int]] = {True: [], False: []}
@@ -220,8 +226,8 @@ def launch_sum(
             dimensions += ([1] * missing + sizes[is_kept])[1:] + [0] * missing + strides[is_kept]
         arguments = (x, y, partial, kept, plan.reduced, slices, *dimensions, int(negate))
         grid = rows(kept * slices, -(-plan.reduced // slices))
-        first = prepare(ctx, _SUM_STRIDED, types, arguments, grid)
+        first = prepare(ctx, by_stride, types, arguments, grid)
     if slices == 1:
         return first
     last = (partial, y, kept, slices, int(negate))
-    return in_order(first, prepare(ctx, _SUM_SLICES, types, last, rows(kept, slices)))
+    return in_order(first, prepare(ctx, of_slices, types, last, rows(kept, slices)))

@@ -59,24 +59,28 @@ __device__ void div_bwd(const T* dc, const T* b, const T* c, T* da, T* db, int64
   }
 }
 
-#define GRADIENT(S, T)                                                                                               \
-  extern "C" __global__ void mul_bwd_##S(const T* dc, const T* a, const T* b, T* da, T* db, int64 n) {              \
-    mul_bwd<T>(dc, a, b, da, db, n);                                                                                \
-  }                                                                                                                 \
-  extern "C" __global__ void sum_strided_##S(const T* x, T* y, uint8* partial, int64 kept, int64 reduced, int64 slices, \
-                                             int64 k1, int64 k2, int64 p0, int64 p1, int64 p2, int64 r1, int64 r2,  \
-                                             int64 q0, int64 q1, int64 q2, int32 negate) {                          \
-    const SumShape shape = {kept, reduced, slices, {0, k1, k2}, {p0, p1, p2}, {0, r1, r2}, {q0, q1, q2}};           \
-    sum_strided<T>(x, y, partial, shape, negate);                                                                   \
-  }                                                                                                                 \
-  extern "C" __global__ void sum_columns_##S(const T* x, T* y, uint8* partial, int64 rows, int64 columns,           \
-                                             int64 slices, int32 negate) {                                          \
-    sum_columns<T>(x, y, partial, rows, columns, slices, negate);                                                   \
-  }                                                                                                                 \
-  extern "C" __global__ void sum_slices_##S(const uint8* partial, T* y, int64 kept, int64 slices, int32 negate) {   \
-    sum_slices<T>(partial, y, kept, slices, negate);                                                                \
+#define SUMS(S, T, A)                                                                                                  \
+  extern "C" __global__ void sum_strided_##S(const T* x, T* y, uint8* partial, int64 kept, int64 reduced, int64 slices,\
+                                             int64 k1, int64 k2, int64 p0, int64 p1, int64 p2, int64 r1, int64 r2,     \
+                                             int64 q0, int64 q1, int64 q2, int32 negate) {                             \
+    const SumShape shape = {kept, reduced, slices, {0, k1, k2}, {p0, p1, p2}, {0, r1, r2}, {q0, q1, q2}};              \
+    sum_strided<T, A>(x, y, partial, shape, negate);                                                                   \
+  }                                                                                                                    \
+  extern "C" __global__ void sum_columns_##S(const T* x, T* y, uint8* partial, int64 rows, int64 columns,              \
+                                             int64 slices, int32 negate) {                                             \
+    sum_columns<T, A>(x, y, partial, rows, columns, slices, negate);                                                   \
+  }                                                                                                                    \
+  extern "C" __global__ void sum_slices_##S(const uint8* partial, T* y, int64 kept, int64 slices, int32 negate) {      \
+    sum_slices<T, A>(partial, y, kept, slices, negate);                                                                \
   }
+#define GRADIENT(S, T)                                                                                                 \
+  extern "C" __global__ void mul_bwd_##S(const T* dc, const T* a, const T* b, T* da, T* db, int64 n) {                 \
+    mul_bwd<T>(dc, a, b, da, db, n);                                                                                   \
+  }                                                                                                                    \
+  SUMS(S, T, Total<T>::type)
 GPUNET_SIGNLESS(GRADIENT)
+// For gradients of biases: over a whole batch, and few of them.
+SUMS(wide_f32, float, double)
 
 #define ROUNDED_GRADIENT(S, T)                                                                             \
   extern "C" __global__ void div_bwd_##S(const T* dc, const T* b, const T* c, T* da, T* db, int64 n) {    \

@@ -53,12 +53,12 @@ def _bias_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -
 
 
 def _bias_gradient(ctx: KernelContext, dy: Buffer, db: Buffer) -> Launch:
-    """Sums the rows of dY."""
+    """Sums the rows of dY, float32 in float64 as the CPU's kernel does."""
     rows, columns = dy.shape
     if rows == 1:
         return partial(ctx.backend.copy, db, dy, ctx.stream)
     scratch = ctx.scratch[0] if ctx.scratch else None
-    return launch_sum(ctx, dy, db, (rows, columns), (1, columns), scratch)
+    return launch_sum(ctx, dy, db, (rows, columns), (1, columns), scratch, wide=True)
 
 
 @kernel("FCGradient", device="cuda", binds=True, scratch=_bias_scratch)

@@ -1,17 +1,19 @@
 // Softmax by row, and its fusion with the cross-entropy loss. A block works on a row at a time.
 #include "errors.cuh"
 
-// The largest element of a row, and the sum of the exponentials of the distances to it.
+// The largest element of a row, and the sum of the exponentials of the distances to it. The sum is made in double, so that its order
+// does not show: the CPU's kernel finds the same number.
 template <typename T, typename A>
 __device__ inline void row_statistics(const T* x, int64 classes, A* largest, A* sum) {
   __shared__ A scratch[32];
   A most = load(x, 0);
   for (int64 j = threadIdx.x; j < classes; j += blockDim.x) most = Maximum()(most, load(x, j));
   most = block_reduce(most, scratch, most, Maximum());
-  A total = 0;
+  __shared__ double wide[32];
+  double total = 0;
   for (int64 j = threadIdx.x; j < classes; j += blockDim.x) total += exp(load(x, j) - most);
   *largest = most;
-  *sum = block_reduce(total, scratch, (A)0, Sum());
+  *sum = (A)block_reduce(total, wide, 0.0, Sum());
 }
 
 template <typename T>
@@ -68,10 +70,12 @@ __device__ void softmax_prob_loss_fwd(const T* x, const T* label, const T* weigh
                                       uint64 code_negative, uint64 code_sum, int64 examples, int64 classes) {
   typedef typename Accumulate<T>::type A;
   __shared__ A scratch[32];
+  __shared__ double wide[32];
   for (int64 i = blockIdx.x; i < examples; i += gridDim.x) {
     const int64 begin = i * classes;
     const T* row = x + begin;
-    A largest, sum, loss = 0, wanted = 0;
+    A largest, sum, wanted = 0;
+    double loss = 0;
     row_statistics(row, classes, &largest, &sum);
     for (int64 j = threadIdx.x; j < classes; j += blockDim.x) {
       const A probability = exp(load(row, j) - largest) / sum, share = load(label, begin + j);
@@ -80,11 +84,11 @@ __device__ void softmax_prob_loss_fwd(const T* x, const T* label, const T* weigh
       wanted += share;
       if (share < 0) report_error(errors, code_negative, begin + j, error_bits((double)share));
     }
-    loss = block_reduce(loss, scratch, (A)0, Sum());
+    loss = block_reduce(loss, wide, 0.0, Sum());
     wanted = block_reduce(wanted, scratch, (A)0, Sum());
     if (threadIdx.x != 0) continue;
     if (fabs(wanted - 1) > (A)1e-5) report_error(errors, code_sum, i, error_bits((double)wanted));
-    losses[i] = weight ? loss * load(weight, i) : loss;
+    losses[i] = weight ? (A)loss * load(weight, i) : (A)loss;
   }
 }
 

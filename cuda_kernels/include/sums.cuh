@@ -71,9 +71,8 @@ __device__ inline A signed_total(A total, int negate) {
   return negate ? -total : total;
 }
 
-template <typename I, typename T>
+template <typename A, typename I, typename T>
 __device__ inline void loop_sum_strided(const T* x, T* y, uint8* partial, const SumShape& s, int negate) {
-  typedef typename Total<T>::type A;
   __shared__ A scratch[32];
   const int64 length = (s.reduced + s.slices - 1) / s.slices;
   for (int64 task = blockIdx.x; task < s.kept * s.slices; task += gridDim.x) {
@@ -92,19 +91,18 @@ __device__ inline void loop_sum_strided(const T* x, T* y, uint8* partial, const 
   }
 }
 
-// A block for each result and slice.
-template <typename T>
+// A block for each result and slice. Here and below, sums are of type A.
+template <typename T, typename A = typename Total<T>::type>
 __device__ inline void sum_strided(const T* x, T* y, uint8* partial, const SumShape& s, int negate) {
   if (s.kept * s.reduced <= 0x7fffffff)
-    loop_sum_strided<uint32>(x, y, partial, s, negate);
+    loop_sum_strided<A, uint32>(x, y, partial, s, negate);
   else
-    loop_sum_strided<int64>(x, y, partial, s, negate);
+    loop_sum_strided<A, int64>(x, y, partial, s, negate);
 }
 
 // Sums the columns of a matrix of `rows` rows: a block for 32 columns and a slice of the rows, a warp for every eighth row.
-template <typename T>
+template <typename T, typename A = typename Total<T>::type>
 __device__ inline void sum_columns(const T* x, T* y, uint8* partial, int64 rows, int64 columns, int64 slices, int negate) {
-  typedef typename Total<T>::type A;
   __shared__ A parts[32][33];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64 tiles = (columns + 31) / 32, length = (rows + slices - 1) / slices;
@@ -128,9 +126,8 @@ __device__ inline void sum_columns(const T* x, T* y, uint8* partial, int64 rows,
 }
 
 // Sums the slices: a block for each result.
-template <typename T>
+template <typename T, typename A = typename Total<T>::type>
 __device__ inline void sum_slices(const uint8* partial, T* y, int64 kept, int64 slices, int negate) {
-  typedef typename Total<T>::type A;
   __shared__ A scratch[32];
   for (int64 k = blockIdx.x; k < kept; k += gridDim.x) {
     A total = 0;

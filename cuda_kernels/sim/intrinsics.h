@@ -18,6 +18,41 @@ inline float __uint_as_float(unsigned i) { return gpunet_sim::as<float>(i); }
 inline long long __double_as_longlong(double d) { return gpunet_sim::as<long long>(d); }
 inline double __longlong_as_double(long long i) { return gpunet_sim::as<double>(i); }
 
+// The C library's functions of a float in terms of those of a double, which leaves the rounded results: libraries differ in the last
+// bits of a float, and hardly ever in those of a double. These definitions take the place of the library's in the
+// module (-Bsymbolic).
+#ifndef __THROW
+#define __THROW
+#endif
+#define GPUNET_SIM_ROUNDED(name) \
+  float name##f(float x) __THROW { return (float)name((double)x); }
+extern "C" {
+GPUNET_SIM_ROUNDED(exp)
+GPUNET_SIM_ROUNDED(exp2)
+GPUNET_SIM_ROUNDED(expm1)
+GPUNET_SIM_ROUNDED(log)
+GPUNET_SIM_ROUNDED(log2)
+GPUNET_SIM_ROUNDED(log10)
+GPUNET_SIM_ROUNDED(log1p)
+GPUNET_SIM_ROUNDED(sin)
+GPUNET_SIM_ROUNDED(cos)
+GPUNET_SIM_ROUNDED(tan)
+GPUNET_SIM_ROUNDED(asin)
+GPUNET_SIM_ROUNDED(acos)
+GPUNET_SIM_ROUNDED(atan)
+GPUNET_SIM_ROUNDED(sinh)
+GPUNET_SIM_ROUNDED(cosh)
+GPUNET_SIM_ROUNDED(tanh)
+GPUNET_SIM_ROUNDED(asinh)
+GPUNET_SIM_ROUNDED(acosh)
+GPUNET_SIM_ROUNDED(atanh)
+GPUNET_SIM_ROUNDED(erf)
+GPUNET_SIM_ROUNDED(erfc)
+GPUNET_SIM_ROUNDED(cbrt)
+float powf(float x, float y) __THROW { return (float)pow((double)x, (double)y); }
+float atan2f(float y, float x) __THROW { return (float)atan2((double)y, (double)x); }
+}
+
 template <typename T>
 inline T __ldg(const T* p) {
   return *p;
