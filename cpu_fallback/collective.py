@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.dtypes import is_half
 from gpunet.errors import ArgumentError, DataTypeError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -49,11 +50,11 @@ def operation(args: Arguments) -> str:
 
 
 def _scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-    """A total of several tensors of a rank; sums of float16 are made in float32."""
+    """A total of several tensors of a rank; sums of half types are made in float32."""
     found = tensors_of(op, inputs)
     if len(found) == 1:
         return []
-    return [found[0].with_dtype(np.float32) if found[0].dtype == np.float16 else found[0]]
+    return [found[0].with_dtype(np.float32) if is_half(found[0].dtype) else found[0]]
 
 
 def _combine(tensors: Arrays, op: str, total: Array) -> None:
@@ -71,14 +72,14 @@ def _within(ctx: KernelContext) -> Any:
     return failure.operator(ctx.op.where, ctx.run.step)
 
 
-@kernel("Allreduce", scratch=_scratch)
+@kernel("Allreduce", scratch=_scratch, bfloat16=True)
 def all_reduce(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Combines the tensors of the rank, then those of all ranks."""
     world, tensors = world_of(inputs, args)
     _reduce_all(world, tensors, outputs, operation(args), ctx)
 
 
-@kernel("NCCLAllreduce", scratch=_scratch)
+@kernel("NCCLAllreduce", scratch=_scratch, bfloat16=True)
 def nccl_all_reduce(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Combines the tensors of the rank, or, if there is one, those of all ranks."""
     world, tensors = world_of(inputs, args)
@@ -100,7 +101,7 @@ def _reduce_all(
             np.copyto(output, total, casting="same_kind")
 
 
-@kernel("NCCLReduce", scratch=_scratch)
+@kernel("NCCLReduce", scratch=_scratch, bfloat16=True)
 def nccl_reduce(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Combines the tensors of the rank, or, if there is one, those of all ranks on one of them."""
     world, tensors = world_of(inputs, args)
@@ -112,7 +113,7 @@ def nccl_reduce(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelCon
         world.reduce(outputs[0], args.root, operation(args))
 
 
-@kernel("Broadcast")
+@kernel("Broadcast", bfloat16=True)
 def broadcast(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """The first tensor of one rank for all."""
     world, tensors = world_of(inputs, args)
@@ -123,7 +124,7 @@ def broadcast(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelConte
         np.copyto(output, outputs[0])
 
 
-@kernel("NCCLBroadcast")
+@kernel("NCCLBroadcast", bfloat16=True)
 def nccl_broadcast(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """One tensor of the rank, or, if there is one, that of one rank for all."""
     if len(inputs) == 1:
@@ -137,7 +138,7 @@ def nccl_broadcast(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: Kernel
         np.copyto(output, chosen)
 
 
-@kernel("Allgather")
+@kernel("Allgather", bfloat16=True)
 def all_gather(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """The elements of all ranks; this rank's are put where they belong first."""
     world, tensors = world_of(inputs, args)
@@ -150,7 +151,7 @@ def all_gather(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelCont
         world.all_gather(own, outputs[0])
 
 
-@kernel("NCCLAllGather")
+@kernel("NCCLAllGather", bfloat16=True)
 def nccl_all_gather(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """The stack of the tensors of the rank, or, if there is one, of those of all ranks."""
     if len(inputs) == 1:
@@ -165,7 +166,7 @@ def _scatter_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]
     return _scratch(op, inputs, outputs) or [tensors_of(op, inputs)[0]]
 
 
-@kernel("ReduceScatter", scratch=_scatter_scratch)
+@kernel("ReduceScatter", scratch=_scatter_scratch, bfloat16=True)
 def reduce_scatter(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """This rank's part of the sum over all ranks."""
     world, tensors = world_of(inputs, args)
@@ -177,7 +178,7 @@ def reduce_scatter(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: Kernel
         world.reduce_scatter(source, outputs[0], operation(args))
 
 
-@kernel("NCCLReduceScatter", scratch=_scatter_scratch)
+@kernel("NCCLReduceScatter", scratch=_scatter_scratch, bfloat16=True)
 def nccl_reduce_scatter(inputs: Inputs, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Rows of the sum of the tensors of the rank, or, if there is one, a row of that over all ranks."""
     if len(inputs) == 1:

@@ -25,6 +25,7 @@ _LARGEST_HALF: Final = 65504.0
     "Alias",
     "StopGradient",
     binds=True,
+    bfloat16=True,
 )
 def copy(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = X``."""

@@ -19,7 +19,8 @@ from gpunet.broadcasting import collapse, strides_along
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import Specs, Step, constant
 from gpunet.cpu_fallback.threads import split, thread_count
-from gpunet.kernels import KernelContext, find, kernel
+from gpunet.dtypes import is_half
+from gpunet.kernels import Kernel, KernelContext, find, kernel
 from gpunet.operator import Operator
 from gpunet.operators.fused import Body, read_body
 from gpunet.specs import Shape, TensorSpec
@@ -127,7 +128,8 @@ def _layout(body: Body, shape: Shape) -> _Layout:
                 count += 1
             slots[output] = free.pop()
         free.extend(slots[n] for n in dead if n != over)
-        scratch = max(scratch, sum(_aligned(s.nbytes) for s in _inner_scratch(op, body, shape)))
+        wanted = _inner_scratch(_find(op, body), op, body, shape)
+        scratch = max(scratch, sum(_aligned(s.nbytes) for s in wanted))
     widest = max(body.specs[name].dtype.itemsize for name in slots)
     return _Layout(slots, count, _aligned(math.prod(shape) * widest), scratch)
 
@@ -138,16 +140,19 @@ def _may_overwrite(op: Operator, name: str, body: Body) -> bool:
     return same and op.inputs.count(name) == 1 and (op.inputs.index(name), 0) in op.schema.inplace
 
 
-def _inner_scratch(op: Operator, body: Body, shape: Shape) -> Sequence[TensorSpec]:
-    wanted = find(op, "cpu").scratch
-    if wanted is None:
+def _find(op: Operator, body: Body) -> Kernel:
+    return find(op, "cpu", [body.specs[n] for n in op.inputs], [body.specs[n] for n in op.outputs])
+
+
+def _inner_scratch(found: Kernel, op: Operator, body: Body, shape: Shape) -> Sequence[TensorSpec]:
+    if found.scratch is None:
         return ()
     specs = {name: TensorSpec(shape, body.specs[name].dtype) for name in (*op.inputs, *op.outputs)}
-    return wanted(op, [specs[n] for n in op.inputs], [specs[n] for n in op.outputs])
+    return found.scratch(op, [specs[n] for n in op.inputs], [specs[n] for n in op.outputs])
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def _scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
@@ -161,7 +166,7 @@ def _scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
     return found
 
 
-@kernel("FusedElementwise", binds=True, scratch=_scratch)
+@kernel("FusedElementwise", binds=True, scratch=_scratch, bfloat16=True)
 def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """The operators of the body on one block after the other; threads share the blocks."""
     body = read_body(ctx.op, inputs)
@@ -176,6 +181,7 @@ def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
         for name, x in zip(args.body.external_input, inputs, strict=True)
         if target is not None and np.may_share_memory(x, target)
     }
+    kernels = [(op, _find(op, body)) for op in body.operators]
     steps: list[list[Step]] = [[] for _ in range(teams)]
     for number, block in enumerate(blocks):
         team = number * teams // len(blocks)
@@ -183,7 +189,7 @@ def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
             name: _part(x, block, blocks.axis)
             for name, x in zip(args.body.external_input, sources, strict=True)
         }
-        binder = _Binder(body, layout, ctx, ctx.scratch[team], aliased)
+        binder = _Binder(body, kernels, layout, ctx, ctx.scratch[team], aliased)
         result = None if target is None else _part(target, block, blocks.axis)
         steps[team] += binder.bind(values, result)
         if sums is not None:
@@ -228,9 +234,16 @@ class _Binder:
     """Binds the kernels of a body to one block."""
 
     def __init__(
-        self, body: Body, layout: _Layout, ctx: KernelContext, memory: Array, aliased: set[str]
+        self,
+        body: Body,
+        kernels: Sequence[tuple[Operator, Kernel]],
+        layout: _Layout,
+        ctx: KernelContext,
+        memory: Array,
+        aliased: set[str],
     ) -> None:
         self._body = body
+        self._kernels = kernels
         self._layout = layout
         self._ctx = ctx
         self._memory = memory
@@ -244,7 +257,7 @@ class _Binder:
             shape = result.shape
         steps: list[Step] = []
         copies: list[Step] = []
-        for op in body.operators:
+        for op, found in self._kernels:
             (name,) = op.outputs
             slot = layout.slots[name]
             if result is not None and name == body.result:
@@ -255,7 +268,7 @@ class _Binder:
                     copies = [partial(np.copyto, result, self._slot(slot, shape, result.dtype))]
             if name not in values:
                 values[name] = self._slot(slot, shape, body.specs[name].dtype)
-            steps.append(self._step(op, tuple(values[n] for n in op.inputs), values[name], shape))
+            steps.append(self._step(found, op, tuple(values[n] for n in op.inputs), values[name], shape))
         return steps + copies
 
     def _slot(self, slot: int, shape: Shape, dtype: np.dtype) -> Array:
@@ -265,14 +278,13 @@ class _Binder:
         found: Array = self._memory[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
         return found
 
-    def _step(self, op: Operator, inputs: Arrays, output: Array, shape: Shape) -> Step:
+    def _step(self, found: Kernel, op: Operator, inputs: Arrays, output: Array, shape: Shape) -> Step:
         offset = (self._layout.spare + 1) * self._layout.slot_bytes
         scratch = []
-        for spec in _inner_scratch(op, self._body, shape):
+        for spec in _inner_scratch(found, op, self._body, shape):
             scratch.append(self._view(offset, spec))
             offset += _aligned(spec.nbytes)
         context = KernelContext(op, self._ctx.run, scratch=tuple(scratch))
-        found = find(op, "cpu")
         arguments: tuple[Any, ...] = (inputs, (output,), op.args, context)
         if not found.binds:
             return partial(found.function, *arguments)

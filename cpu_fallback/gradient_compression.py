@@ -18,9 +18,9 @@ Arrays = tuple[Array, ...]
 _TINY = 1e-20
 
 
-@kernel("RoundWithFeedback")
+@kernel("RoundWithFeedback", bfloat16=True)
 def round_with_feedback(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
-    """``rounded = half(bucket + error)``, ``error = bucket + error - rounded``."""
+    """``rounded`` is ``bucket + error`` in the half type, ``error = bucket + error - rounded``."""
     rounded, error = outputs
     np.add(inputs[0], error, out=error)
     np.copyto(rounded, error, casting="same_kind")

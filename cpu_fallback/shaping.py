@@ -30,7 +30,7 @@ def _copy_elements(x: Array, y: Array) -> Callable[[], None]:
     return lambda: np.copyto(y, x.reshape(y.shape))
 
 
-@kernel("Reshape", binds=True)
+@kernel("Reshape", binds=True, bfloat16=True)
 def reshape(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], Any]:
     """The same elements in another shape, and the old shape."""
     x = inputs[0]
@@ -54,28 +54,36 @@ def _reshape_by_input(inputs: Arrays, ctx: KernelContext) -> Arrays:
 
 
 @kernel(
-    "Flatten", "FlattenToVec", "ResizeLike", "Squeeze", "ExpandDims", "PrependDim", "MergeDim", binds=True
+    "Flatten",
+    "FlattenToVec",
+    "ResizeLike",
+    "Squeeze",
+    "ExpandDims",
+    "PrependDim",
+    "MergeDim",
+    binds=True,
+    bfloat16=True,
 )
 def same_elements(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
     """The same elements in the shape of the output."""
     return _copy_elements(inputs[0], outputs[0])
 
 
-@kernel("Transpose", "NCHW2NHWC", "NHWC2NCHW", binds=True)
+@kernel("Transpose", "NCHW2NHWC", "NHWC2NCHW", binds=True, bfloat16=True)
 def transpose(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
     """Another order of the dimensions."""
     y, view = outputs[0], inputs[0].transpose(transpose_axes(ctx.op, inputs[0].ndim))
     return lambda: np.copyto(y, view)
 
 
-@kernel("Shape")
+@kernel("Shape", bfloat16=True)
 def shape(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """The dimensions of the input."""
     found = inputs[0].shape
     outputs[0][...] = [found[a] for a in args.axes] if args.axes else found
 
 
-@kernel("Size")
+@kernel("Size", bfloat16=True)
 def size(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """The number of elements of the input."""
     outputs[0][...] = inputs[0].size

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from gpunet.dtypes import DTypeLike, as_dtype, is_bfloat16, is_half
 from gpunet.errors import ArgumentError
 from gpunet.operators.gradient_compression import kept
 from gpunet.specs import Shape
@@ -118,28 +119,31 @@ class NoCompression(Compressor):
         return bucket.nbytes
 
 
-class Float16(Compressor):
-    """Gradients in float16, divided before they are rounded and summed, so that the sum cannot overflow where
-    the mean does not.
+class Half(Compressor):
+    """Gradients in float16 or bfloat16, divided before they are rounded and summed, so that the sum cannot
+    overflow where the mean does not.
 
     With ``feedback``, what rounding takes from a gradient is added to that of the next step.
     """
 
-    overflows = True
-
-    def __init__(self, *, feedback: bool = False) -> None:
+    def __init__(self, dtype: DTypeLike = "float16", *, feedback: bool = False) -> None:
         self.feedback = feedback
-        self.name = "float16+feedback" if feedback else "float16"
+        self.dtype = as_dtype(dtype)
+        if not is_half(self.dtype):
+            raise ArgumentError(f"gradients are to be sent in {self.dtype}, wanted float16 or bfloat16")
+        self.name = f"{self.dtype.name}+feedback" if feedback else self.dtype.name
+        # bfloat16 has the range of float32.
+        self.overflows = not is_bfloat16(self.dtype)
 
     def compress(self, bucket: Bucket, factor: str, emit: Emitter) -> list[str]:
-        """The bucket in float16."""
+        """The bucket in the half type."""
         half = f"{bucket.name}_half"
         if self.feedback:
             error = emit.state(f"{bucket.name}_error", bucket.size)
             _pack_single(bucket, factor, emit)
-            emit.operator("RoundWithFeedback", [bucket.name, error], [half, error])
+            emit.operator("RoundWithFeedback", [bucket.name, error], [half, error], dtype=self.dtype)
         else:
-            emit.operator("PackBucket", [factor, *bucket.blobs], [half], dtype=np.dtype(np.float16))
+            emit.operator("PackBucket", [factor, *bucket.blobs], [half], dtype=self.dtype)
         return [half]
 
     def decompress(self, bucket: Bucket, sent: Sequence[str], emit: Emitter) -> None:
@@ -279,7 +283,11 @@ def _unpack(bucket: Bucket, source: str, emit: Emitter) -> None:
 
 
 #: What can be asked for by name.
-NAMES: Final = ("none", "float16", "float16+feedback", "powersgd[:RANK]", "topk[:RATIO[:MOMENTUM]]")
+NAMES: Final = (
+    "none", "float16", "float16+feedback", "bfloat16", "bfloat16+feedback", "powersgd[:RANK]",
+    "topk[:RATIO[:MOMENTUM]]",
+)  # fmt: skip
+_HALVES: Final = ("float16", "float16+feedback", "bfloat16", "bfloat16+feedback")
 
 
 def compressor(name: str | Compressor) -> Compressor:
@@ -294,8 +302,9 @@ def compressor(name: str | Compressor) -> Compressor:
     try:
         if kind == "none" and not numbers:
             return NoCompression()
-        if kind in ("float16", "float16+feedback") and not numbers:
-            return Float16(feedback=kind != "float16")
+        if kind in _HALVES and not numbers:
+            dtype, _, feedback = kind.partition("+")
+            return Half(dtype, feedback=bool(feedback))
         if kind == "powersgd" and len(numbers) <= 1:
             return PowerSgd(*map(int, numbers))
         if kind == "topk" and len(numbers) <= 2:

@@ -31,6 +31,7 @@ from gpunet.distributed import world
 from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
+from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, GradientError, KernelError
 from gpunet.gradient_maker import GradientSlice
 from gpunet.model import Model, Parameter
@@ -426,7 +427,7 @@ def metric_bucket(model: Model, metrics: Sequence[str]) -> Bucket:
     specs = []
     for name in metrics:
         found = model.specs.get(name)
-        if not isinstance(found, TensorSpec) or found.size != 1 or found.dtype.kind != "f":
+        if not isinstance(found, TensorSpec) or found.size != 1 or not is_float(found.dtype):
             raise ArgumentError(f"metric {name!r} is {found}, wanted a floating-point scalar")
         specs.append(found)
     return Bucket("metric_bucket", tuple(metrics), tuple(s.shape for s in specs), specs[0].dtype)

@@ -23,6 +23,7 @@ from gpunet.options import GRAPH, Options
 from gpunet.schedule import Item, Lane, Schedule, order, schedule
 from gpunet.specs import TensorSpec
 from gpunet.storage import Storage, assign, dependencies
+from gpunet.widening import is_narrow, widened
 
 if TYPE_CHECKING:
     from gpunet.program import Program
@@ -241,6 +242,8 @@ def _kernel_step(
 
 def fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContext) -> Sequence[Any]:
     """What the kernel of a dynamic operator returns."""
+    if any(is_narrow(x) for x in inputs):
+        kernel = widened(kernel)
     result = kernel.function(inputs, (), context.op.args, context)
     values: Sequence[Any] = result() if kernel.binds else result
     return values

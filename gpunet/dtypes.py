@@ -88,6 +88,14 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or is_bfloat16(dtype)
 
 
+def float_limits(dtype: np.dtype) -> np.finfo[Any]:
+    """``numpy.finfo`` of a floating-point type, bfloat16 included."""
+    if is_bfloat16(dtype):
+        found: np.finfo[Any] = importlib.import_module("ml_dtypes").finfo(dtype)
+        return found
+    return np.finfo(dtype)
+
+
 def dtype_from_proto(data_type: int) -> np.dtype:
     """NumPy's type for a ``TensorProto.DataType``.
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gpunet.definitions import make_operator
 from gpunet.devices import Device
-from gpunet.dtypes import dtype_from_proto, dtype_to_proto
+from gpunet.dtypes import dtype_from_proto, dtype_to_proto, is_half
 from gpunet.errors import BlobError, DataTypeError, FormatError, NetError
 from gpunet.model import Model
 from gpunet.proto import NetDef, OperatorDef
@@ -118,8 +118,8 @@ def given_fill(name: str, value: Any) -> OperatorDef:
         return make_operator(
             "GivenTensorByteStringToUInt8Fill", [], [name], shape=shape, values=[value.tobytes()]
         )
-    if value.dtype == np.float16:
-        # Every float16 is a float32, the type of numbers in arguments.
+    if is_half(value.dtype):
+        # Each is a float32, the type of numbers in arguments.
         return make_operator(
             "GivenTensorFill", [], [name], shape=shape, values=value.ravel().tolist(), dtype=value.dtype
         )
@@ -127,7 +127,7 @@ def given_fill(name: str, value: Any) -> OperatorDef:
     if fill is None:
         raise DataTypeError(
             f"blob {name!r} is {value.dtype}, wanted one of {', '.join(t.name for t in _FILLS)}, float16, "
-            "uint8 to save"
+            "bfloat16, uint8 to save"
         )
     return make_operator(fill, [], [name], shape=shape, values=value.ravel().tolist())
 

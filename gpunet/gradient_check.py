@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gpunet import kernels, schema
 from gpunet.backends import backend
 from gpunet.devices import parse_device
+from gpunet.dtypes import float_limits, is_float
 from gpunet.errors import GpunetError, GradientError, KernelError
 from gpunet.gradient_maker import GradientSlice
 from gpunet.gradients import gradient_ops
@@ -32,7 +33,7 @@ MAX_PROBES: Final = 48
 RELATIVE: Final = 1e-4
 ABSOLUTE: Final = 1e-7
 #: How far a device may be off the CPU, relative to a value and to the largest one of its tensor.
-TOLERANCE: Final = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}
+TOLERANCE: Final = {"float16": 2e-3, "bfloat16": 2.0**-7, "float32": 1e-5, "float64": 1e-12}
 #: Random operators whose results are not random bits alone: they go through functions in whose last place
 #: libraries differ, or are computed from an input.
 _ROUNDED: Final = frozenset(["GaussianFill", "MSRAFill", "Dropout"])
@@ -46,7 +47,7 @@ class DisagreementError(GpunetError, ArithmeticError):
 
 def double(value: Any) -> Any:
     """A floating-point array as float64; anything else as it is."""
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+    if _is_float(value):
         return value.astype(np.float64)
     return value
 
@@ -136,7 +137,7 @@ def check_gradient(
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return isinstance(value, np.ndarray) and is_float(value.dtype)
 
 
 def _fetch_gradient(
@@ -209,7 +210,7 @@ def run(definition: OperatorDef, inputs: Sequence[Any], device: str) -> list[Any
     for name, before in zip(definition.input, inputs, strict=True):
         if name not in definition.output and isinstance(before, np.ndarray):
             after = workspace.fetch(name)
-            same = np.array_equal(after, before, equal_nan=before.dtype.kind == "f")
+            same = np.array_equal(after, before, equal_nan=_is_float(before))
             if not same:
                 raise DisagreementError(f"[{definition.type}] input {name!r} was changed on {device}")
     return outputs
@@ -257,11 +258,11 @@ def check_agreement(
         if b.size == 0:
             continue
         random = schema.lookup(type).random and type not in _ROUNDED
-        if b.dtype.kind != "f" or random:
+        if not is_float(b.dtype) or random:
             different = np.asarray(~((a == b) | ((a != a) & (b != b))))
         else:
             bound = max(TOLERANCE[b.dtype.name] if tolerance is None else tolerance, least)
-            eps = float(np.finfo(b.dtype).eps)
+            eps = float(float_limits(b.dtype).eps)
             a, b = a.astype(np.float64), b.astype(np.float64)
             largest = np.abs(b[np.isfinite(b)]).max(initial=0)
             with np.errstate(invalid="ignore"):

@@ -25,6 +25,7 @@ program share that memory.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class Kernel:
     binds: bool
     scratch: ScratchFunction | None
     against: SupportFunction | None
+    bfloat16: bool = False
 
 
 _kernels: dict[tuple[str, str, str], Kernel] = {}
@@ -106,11 +108,13 @@ def kernel(
     binds: bool = False,
     scratch: ScratchFunction | None = None,
     against: SupportFunction | None = None,
+    bfloat16: bool = False,
 ) -> Callable[[F], F]:
     """Registers the decorated function as kernel of the operator ``types`` on ``device`` with ``engine``.
 
     ``against`` tells why it cannot run certain shapes, types or arguments; another engine, then the CPU,
-    takes those.
+    takes those. ``bfloat16`` tells of a kernel for the CPU that it takes arrays of bfloat16 as they are;
+    others get them in float32 (:mod:`gpunet.widening`).
     """
 
     def decorate(function: F) -> F:
@@ -120,12 +124,13 @@ def kernel(
                 raise SchemaError(
                     f"operator {type!r} already has a kernel on {device!r} with engine {engine!r}"
                 )
-            _kernels[key] = Kernel(type, device, engine, function, binds, scratch, against)
+            _kernels[key] = Kernel(type, device, engine, function, binds, scratch, against, bfloat16)
         return function
 
     return decorate
 
 
+@functools.cache
 def load(device: str) -> None:
     """Imports the kernels of a device kind, once."""
     provider = _PROVIDERS.get(_KERNEL_KIND.get(device, device))
@@ -167,18 +172,22 @@ def reason_against(op: Operator, device: str, inputs: Sequence[Any], outputs: Se
 def _search(
     op: Operator, device: str, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[Kernel, None] | tuple[None, str]:
+    from gpunet.widening import is_narrow, wide_specs, widened
+
     load(device)
     kind = _KERNEL_KIND[device]
     if kind != "cpu" and any(not isinstance(s, TensorSpec) or s.dtype == object for s in [*inputs, *outputs]):
         return None, "strings and opaque objects stay on the host"
+    narrow = kind == "cpu" and any(is_narrow(s) for s in [*inputs, *outputs])
     reason = f"there is no kernel of {op.type} for it"
     engines = [name for name in (e.strip() for e in op.definition.engine.split(",")) if name]
     for engine in [*engines, DEFAULT_ENGINE]:
         found = _kernels.get((op.type, kind, engine))
         if found is None:
             continue
-        against = None if found.against is None else found.against(op, inputs, outputs)
+        specs = (wide_specs(inputs), wide_specs(outputs)) if narrow else (inputs, outputs)
+        against = None if found.against is None else found.against(op, *specs)
         if against is None:
-            return found, None
+            return widened(found) if narrow else found, None
         reason = against
     return None, reason

@@ -1,10 +1,11 @@
-"""Training in float16: a pass over a model that has no gradients yet.
+"""Training in a half type, float16 or bfloat16: a pass over a model that has no gradients yet.
 
-Convolutions and matrix products, and what follows them elementwise or by windows, run in float16; losses,
-softmax, and batch norm with its statistics stay in float32. Parameters stay float32 (master weights) and are
-rounded to float16 in each step, so that gradients and updates are float32 too. The loss is scaled before the
-backward pass, by a factor that adapts: a step whose gradients overflow is skipped and reported. Source: P.
-Micikevicius et al., Mixed Precision Training, ICLR 2018.
+Convolutions and matrix products, and what follows them elementwise or by windows, run in the half type;
+losses, softmax, and batch norm with its statistics stay in float32. Parameters stay float32 (master weights)
+and are rounded in each step, so that gradients and updates are float32 too. With float16 the loss is scaled
+before the backward pass, by a factor that adapts: a step whose gradients overflow is skipped and reported.
+Source: P. Micikevicius et al., Mixed Precision Training, ICLR 2018. bfloat16 has the range of float32, so its
+gradients need no scale (D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019).
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from typing import Final
 
 import numpy as np
 
+from gpunet.definitions import make_operator
+from gpunet.dtypes import DTypeLike, as_dtype, is_half
 from gpunet.errors import ArgumentError, GradientError
 from gpunet.gradient_maker import Gradient
 from gpunet.model import Model
 from gpunet.proto import OperatorDef
 from gpunet.specs import TensorSpec
 
-#: Operators that are worth float16.
+#: Operators that are worth a half type.
 HALF: Final = frozenset(
     ["Conv", "Conv1D", "Conv2D", "Conv3D", "ConvTranspose", "FC", "FCTransposed", "MatMul", "BatchMatMul"]
 )
-#: Operators that run in float16 where all their floating-point inputs are.
+#: Operators that run in the half type where all their floating-point inputs are.
 FOLLOW: Final = frozenset(
     [
         "AveragePool",
@@ -50,23 +53,33 @@ SKIPPED: Final = "loss_scale_skipped_steps"
 FINITE: Final = "gradients_finite"
 
 
-def to_half(model: Model) -> None:
-    """Rewrites the forward pass of ``model`` for float16, in place.
+def to_half(model: Model, dtype: DTypeLike = "float16") -> None:
+    """Rewrites the forward pass of ``model`` for a half type, in place.
 
-    Casts are operators of the net (FloatToHalf, HalfToFloat), one for each blob and direction, so that
-    gradients pass through them. Blobs keep their names; those that become float16 are those that operators of
-    :data:`HALF` and :data:`FOLLOW` make.
+    Casts are operators of the net (FloatToHalf and HalfToFloat, or Cast for bfloat16), one for each blob and
+    direction, so that gradients pass through them. Blobs keep their names; those that change their type are
+    those that operators of :data:`HALF` and :data:`FOLLOW` make.
+
+    Args:
+        model: has no gradients yet.
+        dtype: float16 or bfloat16.
 
     Raises:
+        ArgumentError: another type.
+        DataTypeError: bfloat16 without the package ml_dtypes.
         GradientError: the model has its gradients already.
     """
-    model.rewrite_forward(_Converter(model.specs).convert)
+    half = as_dtype(dtype)
+    if not is_half(half):
+        raise ArgumentError(f"dtype is {half}, wanted float16 or bfloat16")
+    model.rewrite_forward(_Converter(model.specs, half).convert)
 
 
 class _Converter:
     """Converts operators one by one, in order, and knows the type of each blob meanwhile."""
 
-    def __init__(self, specs: Mapping[str, object]) -> None:
+    def __init__(self, specs: Mapping[str, object], dtype: np.dtype) -> None:
+        self._dtype = dtype
         self._floats = {n for n, s in specs.items() if isinstance(s, TensorSpec) and s.dtype == np.float32}
         self._half: set[str] = set()
         self._casts: dict[tuple[str, bool], str] = {}
@@ -95,13 +108,18 @@ class _Converter:
         key = (name, half)
         if key not in self._casts:
             self._casts[key] = f"{name}_{'half' if half else 'float'}"
-            cast = OperatorDef(
-                type="FloatToHalf" if half else "HalfToFloat", input=[name], output=[self._casts[key]]
-            )
+            cast = self._cast_operator(name, self._casts[key], half=half)
             if op.HasField("device_option"):
                 cast.device_option.CopyFrom(op.device_option)
             made.append(cast)
         return self._casts[key]
+
+    def _cast_operator(self, source: str, target: str, *, half: bool) -> OperatorDef:
+        if self._dtype == np.float16:
+            return make_operator("FloatToHalf" if half else "HalfToFloat", [source], [target])
+        single = np.dtype(np.float32)
+        to, back = (self._dtype, single) if half else (single, self._dtype)
+        return make_operator("Cast", [source], [target], to=to, from_type=back)
 
 
 def add_scaled_gradients(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunet.dtypes import DTypeLike, as_dtype
+from gpunet.dtypes import DTypeLike, as_dtype, is_float
 from gpunet.errors import GradientError, NetError, ShapeError
 from gpunet.gradient_maker import Gradient, GradientSlice
 from gpunet.gradients import backward
@@ -139,7 +139,7 @@ class Model(Layers):
             self.init_net.add("ConstantFill", [like], [name], value=float(value))
         else:
             kind = as_dtype(dtype)
-            number = float(value) if kind.kind == "f" else int(value)
+            number = float(value) if is_float(kind) else int(value)
             self.init_net.add("ConstantFill", [], [name], shape=list(shape or ()), value=number, dtype=kind)
         self._infer(self.init_net.proto.op[-1], self.init_net)
         self.state.append(name)

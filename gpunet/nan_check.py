@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.blobs import spec_of
+from gpunet.dtypes import is_bfloat16, is_float
 from gpunet.errors import KernelError
 from gpunet.observers import Call, Observer, attach
 from gpunet.operator import Operator
@@ -96,16 +97,18 @@ def watch(workspace: Workspace) -> None:
 
 def is_bad(value: Any) -> bool:
     """Whether it is a tensor of floats with a NaN or an infinity."""
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and not bool(np.isfinite(value).all())
+    return isinstance(value, np.ndarray) and is_float(value.dtype) and not bool(np.isfinite(value).all())
 
 
 def describe(name: str, value: Any) -> str:
     """A tensor in a line: ``'h' (float32 8x4) has 2 of 32 elements that are not finite (1 NaN, 1 infinite),
     the first at [0, 3]; the others: min -1, max 2, mean 0.5``.
     """
+    title = f"{name!r} ({spec_of(value) or 'nothing'})"
+    if isinstance(value, np.ndarray) and is_bfloat16(value.dtype):
+        value = value.astype(np.float32)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        return f"{name!r} ({spec_of(value) or 'nothing'})"
-    title = f"{name!r} ({spec_of(value)})"
+        return title
     if value.size == 0:
         return f"{title} is empty"
     finite = np.isfinite(value)

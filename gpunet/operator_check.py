@@ -16,9 +16,11 @@ import numpy as np
 from gpunet import gradient_check, schema
 from gpunet.definitions import make_operator
 from gpunet.devices import parse_device
+from gpunet.dtypes import as_dtype, is_float
 from gpunet.errors import DataTypeError, GpunetError, SchemaError, ShapeError
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
+from gpunet.specs import TensorSpec
 
 OK: Final = "ok"
 FAILED: Final = "failed"
@@ -26,7 +28,7 @@ SKIPPED: Final = "-"
 
 #: Shapes for operators that take any: within a block, not a multiple of anything, beyond a block, empty; and
 #: other types of floats.
-_SHAPES: Final = ("7", "4x5", "2x3x4x5", "1031", "0x3", "float16:3x11", "float64:3x11")
+_SHAPES: Final = ("7", "4x5", "2x3x4x5", "1031", "0x3", "float16:3x11", "bfloat16:3x11", "float64:3x11")
 #: Inputs and arguments of operators whose inputs differ in shape; see :func:`parse_inputs`.
 _SAMPLES: Final[dict[str, tuple[tuple[str, dict[str, Any]], ...]]] = {
     "AveragePool": (("2x3x7x6", {"kernel": 3, "stride": 2}), ("2x3x5", {"kernels": [2]})),
@@ -53,8 +55,11 @@ _SAMPLES: Final[dict[str, tuple[tuple[str, dict[str, Any]], ...]]] = {
     "Dropout": (("40x30", {"ratio": 0.3}),),
     "FC": (("4x6 5x6 5", {}), ("1x3 7x3 7", {})),
     "FCTransposed": (("4x6 6x5 5", {}),),
+    "GroupNorm": (("2x6x3x4 6 6", {"group": 3}),),
+    "InstanceNorm": (("2x3x4x5 3 3", {}),),
     "LRN": (("2x6x3x4", {"size": 3, "alpha": 0.5, "beta": 0.75}),),
     "LabelCrossEntropy": (("+6x5 int32:6", {}),),
+    "LayerNorm": (("4x6", {}), ("2x3x5 5 5", {"axis": 2, "elementwise_affine": 1})),
     "MatMul": (("4x6 6x5", {}), ("6x4 5x6", {"trans_a": 1, "trans_b": 1})),
     "MaxPool": (("2x3x7x6", {"kernel": 3, "stride": 2}), ("2x3x9", {"kernels": [2]})),
     "MaxPool1D": (("2x3x7", {"kernels": [2]}),),
@@ -65,7 +70,7 @@ _SAMPLES: Final[dict[str, tuple[tuple[str, dict[str, Any]], ...]]] = {
     "WeightedSum": (("4x5 1 4x5 1", {}),),
 }
 #: Outputs beside those that a definition must have, which the gradient or training needs.
-_OUTPUTS: Final = {"Dropout": 2, "LRN": 2, "SpatialBN": 5}
+_OUTPUTS: Final = {"Dropout": 2, "GroupNorm": 3, "LRN": 2, "SpatialBN": 5}
 #: Outputs that the gradient starts from, where it is not the first.
 _LOSSES: Final = {"SoftmaxWithLoss": ("out1",)}
 _NOT_DERIVATIVES: Final = {
@@ -164,14 +169,14 @@ def _parse_input(word: str, rng: np.random.Generator) -> Any:
     sign, name, sizes = match.groups()
     shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
     try:
-        dtype = np.dtype(name or "float32")
+        dtype = as_dtype("bfloat16") if name == "bfloat16" else np.dtype(name or "float32")
     except TypeError:
         raise DataTypeError(
             f"the input {word!r} has the unknown type {name!r}, wanted float32 or int64, say"
         ) from None
     if dtype.kind in "iub":
         return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
-    if dtype.kind != "f":
+    if not is_float(dtype):
         raise DataTypeError(f"the input {word!r} is {dtype}, wanted numbers")
     if sign:
         return np.asarray(rng.uniform(*((0.5, 1.5) if sign == "+" else (-0.9, 0.9)), shape)).astype(dtype)
@@ -216,7 +221,8 @@ def samples(
             except GpunetError as error:
                 reason = reason or str(error)
                 continue
-            if all(x.dtype.kind != "f" or np.isfinite(x).all() for x in outputs if isinstance(x, np.ndarray)):
+            tensors = [x for x in outputs if isinstance(x, np.ndarray)]
+            if all(not is_float(x.dtype) or np.isfinite(x).all() for x in tensors):
                 found.append(sample)
                 break
     if not found:
@@ -284,7 +290,7 @@ def _judge(check: str, sample: Sample, operator: str, call: Callable[[], float |
 def _gradient(type: str, sample: Sample) -> Outcome:
     declared, definition = schema.lookup(type), sample.definition(type)
     outputs = Operator(definition).infer(gradient_check.specs_of(sample.inputs))
-    floats = [y for y in outputs if getattr(y, "dtype", np.dtype(object)).kind == "f"]
+    floats = [y for y in outputs if isinstance(y, TensorSpec) and is_float(y.dtype)]
     why = ""
     if not callable(declared.gradient):
         why = repr(declared.gradient)

@@ -23,15 +23,15 @@ Values
     uniform float32
         ``low + (high - low) * ((w[i] >> 8) * 2**-24)``; the bounds, the difference, the product and the sum
         are each rounded to float32 (no fused multiply-add); then at most the largest float32 below ``high``.
-    uniform float16
-        as float32, with the bounds first rounded to float16; the value is rounded to float16, then at most
-        the largest float16 below ``high``.
+    uniform float16 and bfloat16
+        as float32, with the bounds first rounded to the type; the value is rounded to it, then at most the
+        largest of its numbers below ``high``.
     uniform float64
         as float32 but in float64, with ``(v[i] >> 11) * 2**-53``.
     integers
         ``low + floor(v[i] * (high - low + 1) / 2**64)`` in exact arithmetic: the probability of each value
         differs from 1 / (high - low + 1) by less than 2**-64.
-    normal float16 and float32
+    normal float16, bfloat16 and float32
         Box-Muller on the pair ``p = i // 2``: ``u1 = (w[2p] + 1) * 2**-32`` in (0, 1] and
         ``u2 = w[2p+1] * 2**-32`` in [0, 1), so that standard normal numbers stay within 6.67 of 0.
     normal float64
@@ -51,6 +51,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, DataTypeError
 
 __all__ = [
@@ -74,7 +75,7 @@ _MULTIPLIERS = np.array([[0xCD9E8D57], [0xD2511F53]], dtype=np.uint64)
 _SHIFT32 = np.uint64(32)
 _CHUNK_BLOCKS = 1 << 14
 _CHUNK_WORDS = 4 * _CHUNK_BLOCKS
-_FLOATS = (np.float16, np.float32, np.float64)
+_FLOATS = "float16, bfloat16, float32 or float64"
 
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
@@ -251,7 +252,7 @@ def uniform_bounds(dtype: np.dtype, low: float, high: float) -> tuple[Any, Any, 
 
 
 def uniform(out: npt.NDArray[Any], low: float, high: float, *, seed: int, operator: int, step: int) -> None:
-    """Writes uniform numbers in [low, high) to ``out`` (float16, float32 or float64, any shape and strides).
+    """Writes uniform numbers in [low, high) to ``out`` (a floating-point type, any shape and strides).
 
     The bounds are first rounded to the type of ``out``; where they are equal there, every element is ``low``.
 
@@ -260,7 +261,7 @@ def uniform(out: npt.NDArray[Any], low: float, high: float, *, seed: int, operat
         ArgumentError: ``low`` is above ``high``, a bound or their distance is not finite in the type of
             ``out``, or ``out`` is read-only.
     """
-    _check_out("uniform", out, "float16, float32 or float64", out.dtype in _FLOATS)
+    _check_out("uniform", out, _FLOATS, is_float(out.dtype))
     bottom, span, last = uniform_bounds(out.dtype, low, high)
     if span == 0:
         out[...] = bottom
@@ -289,15 +290,15 @@ def _unit64(numbers: UInt64Array) -> Float64Array:
 
 
 def normal(out: npt.NDArray[Any], mean: float, std: float, *, seed: int, operator: int, step: int) -> None:
-    """Writes normal numbers to ``out`` (float16, float32 or float64, any shape and strides).
+    """Writes normal numbers to ``out`` (a floating-point type, any shape and strides).
 
-    Values beyond the range of float16 or float32 become infinite, as in a cast.
+    Values beyond the range of a type become infinite, as in a cast.
 
     Raises:
         DataTypeError: ``out`` has another type.
         ArgumentError: ``std`` is negative, ``mean`` or ``std`` is not finite, or ``out`` is read-only.
     """
-    _check_out("normal", out, "float16, float32 or float64", out.dtype in _FLOATS)
+    _check_out("normal", out, _FLOATS, is_float(out.dtype))
     if not (np.isfinite(mean) and np.isfinite(std) and std >= 0):
         raise ArgumentError(f"philox.normal: mean {mean} and std {std} must be finite, and std not negative")
     double, store = out.dtype == np.float64, _store(out)

@@ -11,6 +11,7 @@ import numpy as np
 import gpunet
 from gpunet import gradient_check, kernels, schema
 from gpunet.definitions import make_operator
+from gpunet.dtypes import is_bfloat16, is_float
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
 from gpunet.specs import OpaqueSpec, TensorSpec
@@ -71,7 +72,7 @@ class OpCase:
         return make_operator(self.type, inputs, outputs, engine=self.engine, **self.args)
 
 
-POISON = {"f": np.nan, "i": 0x5A, "u": 0x5A, "b": True}
+POISON = {"f": np.nan, "V": np.nan, "i": 0x5A, "u": 0x5A, "b": True}
 
 
 def poisoned(spec: TensorSpec) -> np.ndarray:
@@ -88,7 +89,7 @@ def execute(definition: OperatorDef, inputs: Sequence[Any]) -> list[Any]:
         for x in inputs
     ]
     inferred = op.infer(specs)
-    found = kernels.find(op, "cpu")
+    found = kernels.find(op, "cpu", specs, inferred)
     aliased = {o: op.inputs.index(name) for o, name in enumerate(op.outputs) if name in op.inputs}
     outputs: Any = ()
     scratch: tuple[Any, ...] = ()
@@ -119,9 +120,11 @@ def copies(inputs: Sequence[Any]) -> list[Any]:
 
 
 def assert_same(got: Any, want: Any, rtol: float, atol: float, what: str) -> None:
-    if isinstance(got, np.ndarray) and got.dtype.kind == "f":
+    if isinstance(got, np.ndarray) and is_float(got.dtype):
         if got.dtype == np.float16:
             rtol, atol = max(rtol, 2e-3), max(atol, 2e-3)
+        if is_bfloat16(got.dtype):
+            rtol, atol = max(rtol, 2**-7), max(atol, 2**-7)
         np.testing.assert_allclose(
             got.astype(np.float64), np.asarray(want, dtype=np.float64), rtol, atol, err_msg=what
         )

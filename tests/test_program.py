@@ -189,7 +189,7 @@ ERRORS = [
         "wrong type",
         [op("Relu", "i", "y")],
         DataTypeError,
-        "input X ('i') is int32 2, wanted one of float16, float32, float64",
+        "input X ('i') is int32 2, wanted one of bfloat16, float16, float32, float64",
     ),
     ("string", [op("Relu", "s", "y")], DataTypeError, "input X ('s') is byte string"),
     (

@@ -169,7 +169,7 @@ def test_settings_that_make_no_sense():
         trainer(epochs=0)
     with pytest.raises(ArgumentError, match="momentum is 1"):
         trainer(momentum=1)
-    with pytest.raises(TrainingError, match="precision 'float8', wanted float32 or float16"):
+    with pytest.raises(TrainingError, match="precision 'float8', wanted one of float32, float16, bfloat16"):
         trainer(precision="float8")
     with pytest.raises(TrainingError, match="0 micro-batches, wanted at least 1"):
         make_trainer(Settings.of("mlp"), DATA, ranks=Ranks(micro_batches=0))

@@ -69,13 +69,14 @@ class LoadedNet:
         """
         import numpy as np
 
+        from gpunet.dtypes import is_float
         from gpunet.workspace import Workspace
 
         workspace = Workspace(device, seed=seed)
         workspace.run_once(self.init_net)
         random = np.random.default_rng(seed)
         for name, spec in self.inputs.items():
-            if spec.dtype.kind == "f":
+            if is_float(spec.dtype):
                 workspace.feed(name, np.asarray(random.random(spec.shape)).astype(spec.dtype))
             else:
                 workspace.feed(name, np.zeros(spec.shape, spec.dtype))

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--precision",
-    type=click.Choice(["float32", "float16"]),
-    help="float16 keeps parameters in float32 and scales the loss, skipping steps that overflow.",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    help="The half types keep parameters in float32; float16 scales the loss, skipping steps that overflow.",
 )
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto.")
 @click.option("--seed", type=int, metavar="N", help="Seed of all random numbers (default 0).")
@@ -88,7 +88,8 @@ if TYPE_CHECKING:
     default="none",
     show_default=True,
     metavar="NAME",
-    help="Of gradients between ranks: none, float16, float16+feedback, powersgd:RANK, topk:RATIO:MOMENTUM.",
+    help="Of gradients between ranks: none, float16, float16+feedback, bfloat16, bfloat16+feedback, "
+    "powersgd:RANK, topk:RATIO:MOMENTUM.",
 )
 @click.option(
     "--bucket-mib",

@@ -27,8 +27,9 @@ def _infer_pack(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
         if found.dtype != first:
             raise DataTypeError(f"tensors are {first} and {found.dtype}, wanted one element type in a bucket")
     wanted = first if op.args.dtype is None else op.args.dtype
-    if wanted.kind != "f":
-        raise DataTypeError(f"argument 'dtype' is {wanted}, wanted float16, float32 or float64")
+    if wanted not in FLOATS:
+        names = ", ".join(sorted(t.name for t in FLOATS))
+        raise DataTypeError(f"argument 'dtype' is {wanted}, wanted one of {names}")
     return [spec((sum(s.size for s in inputs[1:]),), wanted)]
 
 

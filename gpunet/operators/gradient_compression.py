@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpunet.arguments import Float, Int, Ints
+import numpy as np
+
+from gpunet.arguments import DataType, Float, Int, Ints
+from gpunet.dtypes import is_half
 from gpunet.errors import ArgumentError
 from gpunet.operator import Operator
 from gpunet.operators.bucket import CHAIN
@@ -14,7 +17,6 @@ from gpunet.schema import Input, Output, Types, register
 from gpunet.specs import BlobSpec, TensorSpec, spec
 
 _SINGLE: Final[Types] = frozenset([spec((), "float32").dtype])
-_HALF: Final[Types] = frozenset([spec((), "float16").dtype])
 _PLACES: Final[Types] = frozenset([spec((), "int32").dtype])
 _BUCKET: Final = Input("bucket", "gradients, scaled for the sum: N", _SINGLE)
 _ERROR: Final = Input("error", "what earlier steps did not send: N", _SINGLE)
@@ -28,19 +30,26 @@ def _want_vectors(op: Operator, inputs: Sequence[TensorSpec], *indices: int) -> 
 
 def _infer_round(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
     _want_vectors(op, inputs, 0, 1)
-    return [spec(inputs[0].shape, "float16"), inputs[1]]
+    return [inputs[0].with_dtype(op.args.dtype), inputs[1]]
+
+
+def _check_round(op: Operator) -> None:
+    if not is_half(op.args.dtype):
+        raise ArgumentError(f"argument 'dtype' is {op.args.dtype}, wanted float16 or bfloat16")
 
 
 register(
     "RoundWithFeedback",
     inputs=[_BUCKET, _ERROR],
-    outputs=[Output("rounded", "bucket + error in float16: N"), _NEW_ERROR],
+    outputs=[Output("rounded", "bucket + error in the half type: N"), _NEW_ERROR],
     enforce_inplace=[(1, 1)],
+    args=[DataType("dtype", np.float16, "element type of rounded: float16 or bfloat16")],
     infer=_infer_round,
+    check=_check_round,
     flops=flops_per_input(2),
     chain=CHAIN,
-    doc="Rounds to float16 and keeps the rounding error for the next step. An element that overflows leaves "
-    "no error. Source: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.",
+    doc="Rounds to a half type and keeps the rounding error for the next step. An element that overflows "
+    "leaves no error. Source: F. Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014.",
 )
 
 _RANK: Final = Int("rank", 1, "columns of the factors, at least 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunet.arguments import Bool, Float, Int, Str
+from gpunet.dtypes import is_half
 from gpunet.errors import ArgumentError, DataTypeError, SchemaError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
@@ -127,8 +128,8 @@ def _want_parameters(op: Operator, inputs: Sequence[TensorSpec], *indices: int) 
     want_same_type(op, inputs, *indices)
     x, parameter = inputs[0], inputs[indices[0]]
     # Half precision data comes with parameters in single precision, as in cuDNN.
-    if parameter.dtype != x.dtype and not (x.dtype == "float16" and parameter.dtype == "float32"):
-        wanted = "float16 or float32" if x.dtype == "float16" else x.dtype.name
+    if parameter.dtype != x.dtype and not (is_half(x.dtype) and parameter.dtype == "float32"):
+        wanted = f"{x.dtype.name} or float32" if is_half(x.dtype) else x.dtype.name
         raise DataTypeError(
             f"{describe(op, indices[0], parameter)} does not fit {describe(op, 0, x)}, wanted {wanted}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpunet.arguments import Float, Str
+from gpunet.dtypes import is_half
 from gpunet.errors import ArgumentError, DataTypeError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
@@ -50,7 +51,7 @@ def _want_channels(op: Operator, inputs: Sequence[TensorSpec], *indices: int) ->
     want_same_type(op, inputs, *indices)
     x, parameter = inputs[0], inputs[indices[0]]
     # Half precision data comes with parameters in single precision.
-    wanted = "float32" if x.dtype == "float16" else x.dtype.name
+    wanted = "float32" if is_half(x.dtype) else x.dtype.name
     if parameter.dtype.name != wanted:
         raise DataTypeError(
             f"{describe(op, indices[0], parameter)} does not fit {describe(op, 0, x)}, wanted {wanted}"

@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from gpunet.broadcasting import align
 from gpunet.definitions import make_operator
 from gpunet.devices import CPU
+from gpunet.dtypes import float_limits, is_float
 from gpunet.graph import Graph, Node, Value
 from gpunet.kernels import find, reason_against
 from gpunet.operator import Operator
@@ -179,7 +178,7 @@ def _is_total(node: Node) -> bool:
         and isinstance(y, TensorSpec)
         and len(node.inputs) == 1
         and y.size == 1
-        and x.dtype.kind == "f"
+        and is_float(x.dtype)
     )
 
 
@@ -219,7 +218,7 @@ def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
 
     Whole numbers are converted and compared only: dividing them can fail, which names a position.
     """
-    *inputs, output = (s.dtype.kind for s in specs)
+    *inputs, output = ("f" if is_float(s.dtype) else s.dtype.kind for s in specs)
     takes = "fiub" if op.type in ("Cast", "Copy", "Alias", "StopGradient") or output == "b" else "f"
     if (
         any(kind not in takes for kind in inputs)
@@ -230,7 +229,7 @@ def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
     used = [
         v for name in ("scale", "exponent", "min", "max") if (v := getattr(op.args, name, None)) is not None
     ]
-    return all(abs(v) <= float(np.finfo(s.dtype).max) for v in used for s in specs if s.dtype.kind == "f")
+    return all(abs(v) <= float(float_limits(s.dtype).max) for v in used for s in specs if is_float(s.dtype))
 
 
 def _fused_node(group: _Group) -> Node | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpunet.distributed.data_parallel import DataParallel
 
 #: What a model can be trained in.
-PRECISIONS: Final = ("float32", "float16")
+PRECISIONS: Final = ("float32", "float16", "bfloat16")
 
 #: Threads that prepare batches ahead, where nobody says how many.
 PREFETCH: Final = 1
@@ -124,7 +124,7 @@ def make_trainer(
     samples = len(dataset.train_labels)
     model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
     if recipe.precision not in PRECISIONS:
-        raise TrainingError(f"precision {recipe.precision!r}, wanted {' or '.join(PRECISIONS)}")
+        raise TrainingError(f"precision {recipe.precision!r}, wanted one of {', '.join(PRECISIONS)}")
     optimizer = _optimizer(recipe, steps_of(samples, recipe.batch_size, recipe.epochs))
     parallel, network, shard = None, None, (0, 1)
     if ranks is not None:
@@ -174,8 +174,9 @@ def make_trainer(
 
 def _add_gradients(model: Model, recipe: Recipe) -> None:
     """Gradients in the recipe's precision."""
+    if recipe.precision != "float32":
+        mixed_precision.to_half(model, recipe.precision)
     if recipe.precision == "float16":
-        mixed_precision.to_half(model)
         mixed_precision.add_scaled_gradients(model, "loss")
     else:
         model.add_gradients("loss")

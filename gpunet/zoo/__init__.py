@@ -39,7 +39,7 @@ class Recipe:
         weight_decay: added to the gradients of weights, times the weights.
         clip_norm: greatest norm of all gradients together; 0 does not clip.
         max_shift: images are shifted by up to so many pixels, at random; 0 leaves them.
-        precision: ``float32``, or ``float16`` as :mod:`gpunet.mixed_precision` has it.
+        precision: ``float32``, or ``float16`` or ``bfloat16`` as :mod:`gpunet.mixed_precision` has them.
     """
 
     epochs: int = 10

@@ -62,7 +62,7 @@ CASES = [
         "PackBucket",
         [one(2), np.zeros(2, np.float32)],
         {"dtype": 2},
-        raises=(DataTypeError, "wanted float16"),
+        raises=(DataTypeError, "wanted one of bfloat16, float16"),
     ),
     OpCase("PackBucket", [np.ones(2, np.float32), np.zeros(2, np.float32)], raises=(ShapeError, "wanted 1")),
     OpCase(

@@ -254,7 +254,7 @@ for _kind in ("Max", "Average"):
             "wanted no padding, stride 1",
         ),
         ("", "rank", X[0, 0], {"kernel": 1}, ShapeError, "has 2 dimensions, wanted at least 3"),
-        ("", "type", X.astype(np.int32), {"kernel": 1}, DataTypeError, "wanted one of float16"),
+        ("", "type", X.astype(np.int32), {"kernel": 1}, DataTypeError, "wanted one of bfloat16, float16"),
         ("1D", "rank", X, {"kernel": 1}, ShapeError, "has 4 dimensions, wanted 3"),
         ("2D", "rank", X[0], {"kernel": 1}, ShapeError, "has 3 dimensions, wanted 4"),
         ("3D", "rank", X, {"kernel": 1}, ShapeError, "has 4 dimensions, wanted 5"),
