@@ -26,7 +26,7 @@ from tests.operators.test_operators import GOOD, ids
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALF = np.dtype(np.float16)
 #: These round what is between the operators that they consist of, or keep the error of rounding.
-ROUND_WITHIN = {"FusedElementwise", "RoundWithFeedback"}
+ROUND_WITHIN = {"FusedConv", "FusedElementwise", "FusedFC", "RoundWithFeedback"}
 
 
 def rounded(type: str, values: Sequence[Any], dtype: Any) -> list[Any]:
