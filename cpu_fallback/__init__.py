@@ -17,6 +17,7 @@ from gpunet.cpu_fallback import gradient_compression as gradient_compression
 from gpunet.cpu_fallback import indexing as indexing
 from gpunet.cpu_fallback import joining as joining
 from gpunet.cpu_fallback import lamb as lamb
+from gpunet.cpu_fallback import layer_norm as layer_norm
 from gpunet.cpu_fallback import learning_rate as learning_rate
 from gpunet.cpu_fallback import loss as loss
 from gpunet.cpu_fallback import loss_scaling as loss_scaling

@@ -12,6 +12,7 @@ from gpunet.cuda_kernels import conv_direct as conv_direct
 from gpunet.cuda_kernels import conv_transpose as conv_transpose
 from gpunet.cuda_kernels import convolution as convolution
 from gpunet.cuda_kernels import copying as copying
+from gpunet.cuda_kernels import cudnn_layer_norm as cudnn_layer_norm
 from gpunet.cuda_kernels import cudnn_normalization as cudnn_normalization
 from gpunet.cuda_kernels import dropout as dropout
 from gpunet.cuda_kernels import elementwise as elementwise
@@ -23,6 +24,7 @@ from gpunet.cuda_kernels import gradient_compression as gradient_compression
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining
 from gpunet.cuda_kernels import lamb as lamb
+from gpunet.cuda_kernels import layer_norm as layer_norm
 from gpunet.cuda_kernels import learning_rate as learning_rate
 from gpunet.cuda_kernels import loss as loss
 from gpunet.cuda_kernels import loss_scaling as loss_scaling

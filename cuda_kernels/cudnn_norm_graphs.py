@@ -147,6 +147,14 @@ class LayerNorm(Descriptor):
         for name, tensor in zip([n for n, o in self.operands().items() if o.output], results, strict=True):
             make.output(name, tensor)
 
+    def against(self) -> str | None:
+        """Types; empty tensors."""
+        if self.dtype not in ("float32", "float16", "bfloat16"):
+            return f"cuDNN does not normalize rows of {self.dtype}"
+        if self.rows * self.columns == 0:
+            return "there is nothing to compute"
+        return None
+
     def __str__(self) -> str:
         kind = "gradient" if self.backward else "training"
         return f"layer normalization {kind} {self.dtype} {self.rows}x{self.columns}"

@@ -54,7 +54,7 @@ def _against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str
     return graph.against()
 
 
-def _own(op: Operator) -> tuple[Operator, Kernel]:
+def own_kernel(op: Operator) -> tuple[Operator, Kernel]:
     """The operator without an engine, and its kernel."""
     definition = OperatorDef()
     definition.CopyFrom(op.definition)
@@ -65,7 +65,7 @@ def _own(op: Operator) -> tuple[Operator, Kernel]:
 
 def _scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     graph = descriptor(op, inputs[0], backward=op.type.endswith("Gradient"))
-    plain, own = _own(op)
+    plain, own = own_kernel(op)
     wanted = [] if own.scratch is None else own.scratch(plain, inputs, outputs)
     return [*wanted, cudnn_execution.workspace(graph)]
 
@@ -86,11 +86,18 @@ def _launch(
             raise NoPlanError("cuDNN does not normalize in place")
         return cudnn_execution.prepare(ctx, graph, operands, ctx.scratch[-1], numbers)
     except NoPlanError as error:
-        cudnn_execution.tell(ctx, error, "kernels of its own")
-        plain, own = _own(ctx.op)
-        context = dataclasses.replace(ctx, op=plain, scratch=ctx.scratch[:-1])
-        launch: Launch = own.function(inputs, outputs, args, context)
-        return launch
+        return own_launch(inputs, outputs, ctx, error, ctx.scratch[:-1])
+
+
+def own_launch(
+    inputs: Buffers, outputs: Buffers, ctx: KernelContext, error: NoPlanError, scratch: Buffers
+) -> Launch:
+    """The launch of the kernel without an engine; says once why cuDNN is not taken."""
+    cudnn_execution.tell(ctx, error, "kernels of its own")
+    plain, own = own_kernel(ctx.op)
+    context = dataclasses.replace(ctx, op=plain, scratch=scratch)
+    launch: Launch = own.function(inputs, outputs, plain.args, context)
+    return launch
 
 
 @kernel("SpatialBN", device="cuda", engine=CUDNN, binds=True, scratch=_scratch, against=_against)

@@ -1,4 +1,5 @@
 // LRN and batch normalization.
+#include "columns.cuh"
 #include "vector.cuh"
 
 // ---- LRN ----
@@ -73,22 +74,6 @@ __device__ inline int64 element_of_channel(I r, int64 channels, int64 pixels) {
 }
 __device__ inline int64 element_of(int64 r, int64 channels, int64 pixels) {
   return r <= 0x7fffffff ? element_of_channel<uint32>((uint32)r, channels, pixels) : element_of_channel<int64>(r, channels, pixels);
-}
-
-// Sum over the threads that are one above the other; all of them get it.
-template <typename A>
-__device__ inline A column_sum(A value, A* parts, int across) {
-  if (across == 1) return block_reduce(value, parts, (A)0, Sum());
-  const int deep = blockDim.x / across;
-  __syncthreads();
-  parts[threadIdx.x] = value;
-  __syncthreads();
-  if (threadIdx.x < across) {
-    for (int d = 1; d < deep; ++d) value += parts[d * across + threadIdx.x];
-    parts[threadIdx.x] = value;
-  }
-  __syncthreads();
-  return parts[threadIdx.x % across];
 }
 
 // Mean and sum of squared distances to it, of each slice: partial[2 * slice][channel] and the row after it.

@@ -209,6 +209,51 @@ class Layers(ABC):
         args |= {"epsilon": epsilon, "momentum": momentum, "order": order, "is_test": 0}
         return str(self.add("SpatialBN", [x, scale, shift, mean, variance], outputs, **args)[0])
 
+    def layer_norm(
+        self, x: str, name: str, *, axis: int = 1, epsilon: float = 1e-5, affine: bool = True, **args: Any
+    ) -> str:
+        """Normalisation of each example over its dimensions from ``axis`` on, with a learned scale and shift
+        of each element unless ``affine`` is false.
+        """
+        shape = self.shape_of(x)
+        rest = shape[axis:]
+        inputs = [x]
+        if affine:
+            inputs.append(self.add_parameter(f"{name}_s", rest, "ConstantFill", decay=False, value=1.0))
+            inputs.append(self.add_parameter(f"{name}_b", rest, "ConstantFill", decay=False))
+        outputs = [scoped(name), scoped(f"{name}_mean"), scoped(f"{name}_std")]
+        args |= {"axis": axis, "epsilon": epsilon, "elementwise_affine": int(affine)}
+        return str(self.add("LayerNorm", inputs, outputs, **args)[0])
+
+    def group_norm(
+        self,
+        x: str,
+        name: str,
+        groups: int = 32,
+        *,
+        epsilon: float = 1e-5,
+        order: str = "NCHW",
+        **args: Any,
+    ) -> str:
+        """Normalisation of groups of channels of each image, with a learned scale and shift of channels."""
+        return self._norm_of_channels(
+            "GroupNorm", x, name, epsilon=epsilon, order=order, group=groups, **args
+        )
+
+    def instance_norm(
+        self, x: str, name: str, *, epsilon: float = 1e-5, order: str = "NCHW", **args: Any
+    ) -> str:
+        """Normalisation of each channel of each image, with a learned scale and shift of each channel."""
+        return self._norm_of_channels("InstanceNorm", x, name, epsilon=epsilon, order=order, **args)
+
+    def _norm_of_channels(self, type: str, x: str, name: str, **args: Any) -> str:
+        shape = self.shape_of(x)
+        channels = (shape[1] if args["order"] == "NCHW" else shape[-1],)
+        scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
+        shift = self.add_parameter(f"{name}_b", channels, "ConstantFill", decay=False)
+        outputs = [scoped(name), scoped(f"{name}_mean"), scoped(f"{name}_inv_std")]
+        return str(self.add(type, [x, scale, shift], outputs, **args)[0])
+
     def relu(self, x: str, name: str | None = None) -> str:
         """``max(x, 0)``; in place where no name is given."""
         return str(self.add("Relu", [x], [x if name is None else scoped(name)]))

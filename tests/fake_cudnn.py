@@ -34,7 +34,7 @@ class Tensor:
 
 
 #: Which results the operations have.
-RESULTS = {"batchnorm": 5, "batchnorm_backward": 3}
+RESULTS = {"batchnorm": 5, "batchnorm_backward": 3, "layernorm": 3, "layernorm_backward": 3}
 #: Plans by name: bytes of workspace, and the note that forbids it.
 PLANS: dict[str, tuple[int, str]] = {
     "eng0": (4096, "TENSOR_CORE"),
@@ -123,6 +123,7 @@ class Library:
         self.executed: list[tuple[str, dict[int, int], int, Handle]] = []
         self.handles: list[Handle] = []
         self.heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
+        self.norm_forward_phase = SimpleNamespace(TRAINING="TRAINING")
         types = ("FLOAT", "HALF", "BFLOAT16", "DOUBLE", "INT8", "INT32")
         self.data_type = SimpleNamespace(**dict(zip(types, types, strict=True)))
         notes = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION")

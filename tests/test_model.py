@@ -162,6 +162,26 @@ def test_the_net_for_inference():
         model.predict_net("nope")
 
 
+def test_layers_that_normalize_each_example():
+    model = gpunet.Model()
+    x = model.input("x", (2, 6, 4, 4))
+    y = model.group_norm(x, "gn", 3)
+    y = model.instance_norm(y, "in")
+    y = model.layer_norm(y, "ln", axis=2)
+    y = model.layer_norm(y, "plain", affine=False)
+    assert [p.name for p in model.params] == ["gn_s", "gn_b", "in_s", "in_b", "ln_s", "ln_b"]
+    assert (model.shape_of("gn_s"), model.shape_of("ln_b")) == ((6,), (4, 4))
+    model.add("Sqr", y, "square")
+    model.add("AveragedLoss", "square", "loss")
+    model.add_gradients("loss")
+    workspace = gpunet.Workspace("cpu", seed=3)
+    workspace.run_once(model.init_net)
+    workspace.feed("x", np.random.default_rng(4).normal(3, 2, (2, 6, 4, 4)).astype("float32"))
+    workspace.run_once(model.net)
+    np.testing.assert_allclose(workspace.fetch("loss"), 1, rtol=1e-3)
+    assert workspace.fetch("ln_s_grad").shape == (4, 4)
+
+
 def test_state_is_made_once():
     model = small()
     assert model.add_state("m", like="fc_w") == model.add_state("m", like="fc_w") == "m"

@@ -17,6 +17,7 @@ from gpunet.operators import gradient_compression as gradient_compression
 from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining
 from gpunet.operators import lamb as lamb
+from gpunet.operators import layer_norm as layer_norm
 from gpunet.operators import learning_rate as learning_rate
 from gpunet.operators import loss as loss
 from gpunet.operators import loss_scaling as loss_scaling

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunet.cuda_kernels import conv_direct, convolution, cudnn, cudnn_normalization
+from gpunet.cuda_kernels import conv_direct, convolution, cudnn, cudnn_layer_norm, cudnn_normalization
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
 from gpunet.cuda_kernels.cudnn_graphs import Convolution, Descriptor, MatrixProduct, Settings
-from gpunet.cuda_kernels.cudnn_norm_graphs import LayerNorm
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from gpunet.specs import spec
@@ -141,7 +140,12 @@ def norms() -> Iterator[Descriptor]:
                 outputs = ["dx", "ds", "db"] if backward else ["y", "i3", "i4", "m", "s"]
                 op = Operator(make_operator(type, names, outputs, order=order))
                 yield cudnn_normalization.descriptor(op, spec(shape, dtype), backward=backward)
-            yield LayerNorm(dtype, 200, 77, backward)
+            type = "LayerNormGradient" if backward else "LayerNorm"
+            for axis, shape in ((1, (200, 77)), (2, (4, 50, 768)), (0, (3, 1000))):
+                names = [f"i{i}" for i in range(6 if backward else 3)]
+                arguments = {"axis": axis, "elementwise_affine": 1}
+                op = Operator(make_operator(type, names, ["a", "b", "c"], **arguments))
+                yield cudnn_layer_norm.descriptor(op, spec(shape, dtype))
 
 
 def products() -> Iterator[Descriptor]:
