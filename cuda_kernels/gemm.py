@@ -30,6 +30,7 @@ from gpunet.cpu_fallback.precision import matmul as host_matmul
 from gpunet.cuda_kernels import cublaslt
 from gpunet.cuda_kernels.launch import blocks, in_order, prepare
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
+from gpunet.dtypes import is_bfloat16
 from gpunet.errors import DataTypeError, DeviceError, ShapeError
 from gpunet.kernels import KernelContext
 from gpunet.rules import broadcast_shapes
@@ -302,6 +303,15 @@ def _on_host(
     reads = [a, b] if bias is None else [a, b, bias]
 
     def gemm(*arrays: npt.NDArray[Any]) -> None:
+        if is_bfloat16(arrays[-1].dtype):
+            # In float32 as the CPU's kernels, and rounded once.
+            wide = [array.astype(np.float32) for array in arrays]
+            compute(*wide)
+            arrays[-1][...] = wide[-1]
+        else:
+            compute(*arrays)
+
+    def compute(*arrays: npt.NDArray[Any]) -> None:
         x, y, target = arrays[0], arrays[1], arrays[-1]
         x = x.swapaxes(-1, -2) if work.trans_a else x
         y = y.swapaxes(-1, -2) if work.trans_b else y

@@ -71,13 +71,9 @@ struct Limits<float16> {
   __device__ static float above() { return __int_as_float(0x7f800000); }
   __device__ static float below() { return -above(); }
 };
+// As on the CPU, which reduces it as float.
 template <>
-struct Limits<bfloat16> {
-  __device__ static float highest() { return 0x1.fep127f; }
-  __device__ static float lowest() { return -highest(); }
-  __device__ static float above() { return __int_as_float(0x7f800000); }
-  __device__ static float below() { return -above(); }
-};
+struct Limits<bfloat16> : Limits<float> {};
 template <>
 struct Limits<double> {
   __device__ static double highest() { return 0x1.fffffffffffffp1023; }
