@@ -1,7 +1,8 @@
 // Compression of gradient buckets: rounding to half precision with error feedback, orthonormal factors, the largest elements.
 #include "gpunet.cuh"
 
-extern "C" __global__ void round_with_feedback(const float* bucket, float* error, float16* rounded, int64 n) {
+template <typename T>
+__device__ inline void round_with_feedback(const float* bucket, float* error, T* rounded, int64 n) {
   GPUNET_LOOP(i, n) {
     const float wanted = bucket[i] + error[i];
     store(rounded, i, wanted);
@@ -10,6 +11,11 @@ extern "C" __global__ void round_with_feedback(const float* bucket, float* error
     error[i] = rest - rest == 0 ? rest : 0.0f;
   }
 }
+#define ROUND(S, T)                                                                                                          \
+  extern "C" __global__ void round_with_feedback_##S(const float* bucket, float* error, T* rounded, int64 n) {               \
+    round_with_feedback(bucket, error, rounded, n);                                                                          \
+  }
+ROUND(f16, float16) GPUNET_IF_BFLOAT16(ROUND(bf16, bfloat16))
 
 // ---- PowerSGD ----
 

@@ -15,7 +15,7 @@ from gpunet.cuda_kernels.gemm import matmul
 from gpunet.cuda_kernels.indexing import sum_rows_launch
 from gpunet.cuda_kernels.launch import blocks, elementwise, in_order, one_block, prepare
 from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch, map_launch, nothing
-from gpunet.cuda_kernels.signature import Kernel
+from gpunet.cuda_kernels.signature import HALVES, Kernel
 from gpunet.cuda_kernels.sorting import Picks, against_picks, scan_launch, sort_scratch
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -24,7 +24,7 @@ from gpunet.specs import Shape, TensorSpec, spec
 
 _MODULE: Final = "gradient_compression"
 _ROUND = Kernel(
-    _MODULE, "round_with_feedback", "const float* bucket, float* error, float16* rounded, int64 n"
+    _MODULE, "round_with_feedback", "const float* bucket, float* error, T* rounded, int64 n", T=HALVES
 )
 _ORTHONORMALIZE = Kernel(_MODULE, "orthonormalize", "float* p, double* work, int64 rows, int64 rank")
 _LARGEST_UPDATE = Kernel(
@@ -60,11 +60,12 @@ _MOST: Final = 2**31 - 1
 
 @kernel("RoundWithFeedback", device="cuda", binds=True)
 def round_with_feedback(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
-    """``rounded = half(bucket + error)``, ``error = bucket + error - rounded``."""
+    """``rounded`` is ``bucket + error`` in the half type, ``error = bucket + error - rounded``."""
     rounded, error = outputs
     if rounded.size == 0:
         return nothing
-    return prepare(ctx, _ROUND, (), (inputs[0], error, rounded, rounded.size), elementwise(rounded.size))
+    arguments = (inputs[0], error, rounded, rounded.size)
+    return prepare(ctx, _ROUND, (rounded.dtype,), arguments, elementwise(rounded.size))
 
 
 def _part(buffer: Buffer, begin: int, shape: Shape) -> Buffer:

@@ -42,6 +42,7 @@ if BFLOAT16 is not None:
 
 #: bfloat16 is among them where NumPy has the type (package ml_dtypes).
 FLOATS: Final = ("float32", "float16", *(() if BFLOAT16 is None else ("bfloat16",)), "float64")
+HALVES: Final = tuple(t for t in FLOATS if t.endswith("16"))
 INDICES: Final = ("int32", "int64")
 NUMBERS: Final = (*FLOATS, "int8", "uint8", "int16", "uint16", "int32", "int64")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpunet.dtypes import bfloat16
 from gpunet.errors import ArgumentError, KernelError, ShapeError
 from tests.op_check import OpCase
 
@@ -14,10 +15,13 @@ def vector(size: int) -> np.ndarray:
     return rng.normal(size=size).astype(np.float32)
 
 
-def rounded(bucket, error):
-    wanted = (bucket.astype(np.float32) + error.astype(np.float32)).astype(np.float32)
-    sent = wanted.astype(np.float16).astype(np.float32)
-    return sent, np.where(np.isfinite(sent), wanted - sent, 0)
+def rounded(dtype):
+    def reference(bucket, error):
+        wanted = (bucket.astype(np.float32) + error.astype(np.float32)).astype(np.float32)
+        sent = wanted.astype(dtype).astype(np.float32)
+        return sent, np.where(np.isfinite(sent), wanted - sent, 0)
+
+    return reference
 
 
 # A matrix of rank 2, three elements sent as they are, and another matrix.
@@ -93,7 +97,7 @@ CASES = [
         "RoundWithFeedback",
         [vector(1000), vector(1000) * np.float32(1e-4)],
         outputs=2,
-        reference=rounded,
+        reference=rounded(np.float16),
         empty=(0, 1),
         id="small",
     ),
@@ -101,9 +105,26 @@ CASES = [
         "RoundWithFeedback",
         [np.array([1e6, -1e6, 1.0001, np.inf], np.float32), np.zeros(4, np.float32)],
         outputs=2,
-        reference=rounded,
+        reference=rounded(np.float16),
         empty=False,
         id="overflow",
+    ),
+    OpCase(
+        "RoundWithFeedback",
+        [vector(1000), vector(1000) * np.float32(1e-3)],
+        {"dtype": "bfloat16"},
+        outputs=2,
+        reference=rounded(bfloat16()),
+        empty=(0, 1),
+        id="bfloat16",
+    ),
+    OpCase(
+        "RoundWithFeedback",
+        [vector(3), vector(3)],
+        {"dtype": "float64"},
+        outputs=2,
+        raises=(ArgumentError, "argument 'dtype' is float64, wanted float16 or bfloat16"),
+        id="wide",
     ),
     OpCase("RoundWithFeedback", [vector(3), vector(4)], outputs=2, raises=(ShapeError, "as the bucket")),
     OpCase(
