@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,8 @@ from gpunet.specs import Shape
 Array = npt.NDArray[Any]
 Slices = tuple[slice, ...]
 Index = tuple[Any, ...]
+#: What is done to the part of a tensor at an index: called when a kernel is bound, for each part.
+After = Callable[[Index], Callable[[], Any]]
 
 #: Bytes of columns that a block of images may take; a single image may need more.
 BLOCK_BYTES: Final = 4 << 20

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.columns import (
+    After,
     Layout,
     memory_of,
     mirrored,
@@ -89,10 +90,16 @@ def _backward_phases(layout: Layout) -> PhasePlan | None:
 
 
 def _by_winograd(
-    plan: WinogradPlan, x: Array, w: Array, bias: Array | None, y: Array, scratch: Sequence[Array]
+    plan: WinogradPlan,
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    y: Array,
+    scratch: Sequence[Array],
+    after: After | None = None,
 ) -> Run:
     ordered, transformed, *memory = scratch
-    lanes = bind_winograd(plan, x, y, transformed, bias, memory)
+    lanes = bind_winograd(plan, x, y, transformed, bias, memory, after)
 
     def run() -> None:
         transform_filters(plan, w, ordered, transformed)
@@ -101,7 +108,8 @@ def _by_winograd(
     return run
 
 
-def _forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+def forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    """Memory for a convolution."""
     winograd = _winograd(_layout(op.args, inputs[0], inputs[1]), inputs[0].dtype)
     if winograd is not None:
         return winograd.scratch()
@@ -112,20 +120,35 @@ def _forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]
     return [spec((size,), rows.dtype) for size in sizes]
 
 
-@kernel(*CONVOLUTIONS, binds=True, scratch=_forward_scratch)
+@kernel(*CONVOLUTIONS, binds=True, scratch=forward_scratch)
 def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Run:
-    """``Y = W columns(X) + b``: matrix products for each row of a block of images, or for the whole block."""
-    x, w = inputs[0], inputs[1]
+    """``Y = W columns(X) + b``."""
     bias = inputs[2] if len(inputs) > 2 else None
+    return bind_convolution(inputs[0], inputs[1], bias, outputs[0], args, ctx.scratch)
+
+
+def bind_convolution(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    y: Array,
+    args: Arguments,
+    scratch: Sequence[Array],
+    after: After | None = None,
+) -> Run:
+    """The convolution: matrix products for each row of a block of images, or for the whole block.
+
+    ``after`` gives what is done to each part of Y as soon as it is there.
+    """
     layout = _layout(args, x, w)
     winograd = _winograd(layout, x.dtype)
     if winograd is not None:
-        return _by_winograd(winograd, x, w, bias, outputs[0], ctx.scratch)
+        return _by_winograd(winograd, x, w, bias, y, scratch, after)
     rows = _rows(args, x, w)
     if rows is None:
-        return _by_blocks(layout, x, w, bias, outputs[0], ctx)
-    filters, *memory = ctx.scratch
-    lanes = bind_rows(rows, x, outputs[0], filters, bias, list(zip(memory[::2], memory[1::2], strict=True)))
+        return _by_blocks(layout, x, w, bias, y, scratch, after)
+    filters, *memory = scratch
+    lanes = bind_rows(rows, x, y, filters, bias, list(zip(memory[::2], memory[1::2], strict=True)), after)
 
     def run() -> None:
         order_filters(rows, w, filters)
@@ -134,18 +157,29 @@ def convolution(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCon
     return run
 
 
-def _by_blocks(layout: Layout, x: Array, w: Array, bias: Array | None, y: Array, ctx: KernelContext) -> Run:
-    spreads, stacks = spread_blocks(layout, x, ctx.scratch[0]), stack_blocks(layout, y, ctx.scratch[1])
+def _by_blocks(
+    layout: Layout,
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    y: Array,
+    scratch: Sequence[Array],
+    after: After | None,
+) -> Run:
+    spreads, stacks = spread_blocks(layout, x, scratch[0]), stack_blocks(layout, y, scratch[1])
+    ends = [None if after is None else after((slice(*block),)) for block in layout.blocks()]
 
     def run() -> None:
         filters = _filter_matrices(layout, w)
-        for spread, (results, copy, products) in zip(spreads, stacks, strict=True):
+        for spread, (results, copy, products), end in zip(spreads, stacks, ends, strict=True):
             spread.gather()
             np.matmul(filters, spread.matrices, out=products)
             if bias is not None:
                 np.add(products, bias.reshape(*products.shape[:2], 1), out=products)
             if copy is not None:
                 np.copyto(results, copy, casting="same_kind")
+            if end is not None:
+                end()
 
     return run
 

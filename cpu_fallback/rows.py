@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from gpunet.cpu_fallback.columns import Index, axis_slices
+from gpunet.cpu_fallback.columns import After, Index, axis_slices
 from gpunet.cpu_fallback.lanes import LANES, tile_rows
 from gpunet.operators.window import Window
 
@@ -138,12 +138,13 @@ def bind_rows(
     filters: Array,
     bias: Array | None,
     memory: list[tuple[Array, Array]],
+    after: After | None = None,
 ) -> list[Callable[[], None]]:
     """One callable a lane: the convolution of its blocks.
 
     ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
     ``filters`` flat memory in the order of the columns, ``bias`` one number an output channel, ``memory``
-    flat memory for columns and outputs, for each lane.
+    flat memory for columns and outputs, for each lane, ``after`` what is done to each part of the outputs.
     """
     window = plan.window
     height, rest = window.output[0], math.prod(window.output[1:])
@@ -180,7 +181,8 @@ def bind_rows(
             )
             pairs = gather_views(plan, columns, channels_first[:, first:last])
             padded = sum(c.size for c, _ in pairs) < columns.size
-            steps.append((flat, padded, pairs, products, targets, matrices, stacked, results))
+            end = None if after is None else after((slice(first, last),))
+            steps.append((flat, padded, pairs, products, targets, matrices, stacked, results, end))
         lanes.append(_lane(steps, tiles, bias))
     return lanes
 
@@ -188,7 +190,7 @@ def bind_rows(
 def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], None]:
     def run() -> None:
         size = 0
-        for flat, padded, pairs, products, targets, matrices, stacked, results in steps:
+        for flat, padded, pairs, products, targets, matrices, stacked, results, end in steps:
             if padded and flat.size != size:
                 # Padding stays zero from block to block while the blocks have one size.
                 flat.fill(0)
@@ -200,5 +202,7 @@ def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], No
                 np.add(matrices, bias[:, None], out=matrices)
             if stacked is not None:
                 np.copyto(results, stacked, casting="same_kind")
+            if end is not None:
+                end()
 
     return run

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from gpunet.cpu_fallback.columns import After
 from gpunet.cpu_fallback.lanes import LANES, SMALL_PRODUCT, run_lanes
 from gpunet.operators.window import Window
 from gpunet.specs import TensorSpec, spec
@@ -144,22 +145,27 @@ def bind_winograd(
     transformed: Array,
     bias: Array | None,
     memory: Sequence[Array],
+    after: After | None = None,
 ) -> list[Callable[[], None]]:
     """One callable a lane: the convolution of its blocks.
 
     ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
-    ``transformed`` the filters, ``bias`` one number an output channel, ``memory`` flat memory of all lanes.
+    ``transformed`` the filters, ``bias`` one number an output channel, ``memory`` flat memory of all lanes,
+    ``after`` what is done to each part of the outputs.
     """
     filters = transformed.reshape(_IN**2, plan.channels, plan.filters)
-    lanes: list[list[Callable[[], None]]] = [[] for _ in range(LANES)]
+    lanes: list[list[Callable[[], Any]]] = [[] for _ in range(LANES)]
     for number, (image, row, block) in enumerate(plan.blocks()):
         lane = number % LANES
         own = images[image : image + block.images], outputs[image : image + block.images]
         lanes[lane].append(_step(block, row, *own, filters, bias, memory[4 * lane :][:4]))
+        if after is not None:
+            height = slice(_OUT * row, _OUT * (row + block.rows))
+            lanes[lane].append(after((slice(image, image + block.images), slice(None), height)))
     return [functools.partial(_run, lane) for lane in lanes]
 
 
-def _run(steps: list[Callable[[], None]]) -> None:
+def _run(steps: list[Callable[[], Any]]) -> None:
     for step in steps:
         step()
 

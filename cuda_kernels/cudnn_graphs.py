@@ -25,6 +25,8 @@ TYPES: Final = {
     "int8": ("INT8", 1),
     "int32": ("INT32", 4),
 }
+#: Words of an epilogue that take no operand.
+ACTIVATIONS: Final = ("relu", "sigmoid")
 #: Bytes that every address must be a multiple of: what cuDNN assumes of a tensor unless told otherwise.
 ALIGNMENT: Final = 16
 
@@ -140,7 +142,7 @@ class Convolution(Descriptor):
         stride, dilation, head, tail: one number a spatial dimension; padding before and after.
         channels_last: whether channels are innermost in memory, in X, W and Y alike.
         epilogue: what is done to the result of ``forward``, in order: ``scale`` and ``bias`` (one number a
-            channel), ``add`` (a tensor like Y), ``relu``.
+            channel), ``add`` (a tensor like Y), ``relu`` or ``sigmoid``.
         result: element type of Y; by default that of X.
     """
 
@@ -173,7 +175,7 @@ class Convolution(Descriptor):
         for word in self.epilogue:
             if word == "add":
                 found["add"] = operand(self.y, self.dtype)
-            elif word != "relu":
+            elif word not in ACTIVATIONS:
                 wide = word == "scale" or self.dtype == "int8"
                 found[word] = operand(vector, "float32" if wide else self.dtype)
         found[written] = operand(shapes[written], self.result or self.dtype, output=True)
@@ -199,8 +201,8 @@ class Convolution(Descriptor):
         if self.dtype == "int8" and self.epilogue:
             result.set_data_type(make.type("int32"))
         for word in self.epilogue:
-            if word == "relu":
-                result = graph.relu(input=result)
+            if word in ACTIVATIONS:
+                result = getattr(graph, word)(input=result)
             elif word == "add":
                 result = graph.add(a=result, b=make.input("add"))
             else:
@@ -208,13 +210,15 @@ class Convolution(Descriptor):
         make.output("y", result)
 
     def against(self) -> str | None:
-        """Empty tensors, negative padding, and residual sums or scales without channels innermost."""
+        """Empty tensors, negative padding; with channels first, all but a bias and an activation after it."""
         if 0 in (*self.x, *self.w, *self.y):
             return "there is nothing to compute"
         if min(*self.head, *self.tail) < 0:
             return f"padding is {[*self.head, *self.tail]}, cuDNN takes none below 0"
         if not self.channels_last and {"scale", "add"} & set(self.epilogue):
             return "cuDNN scales or adds after a convolution with channels innermost only"
+        if not self.channels_last and self.epilogue[:1] in [(word,) for word in ACTIVATIONS]:
+            return "cuDNN has no activation without a bias before it but with channels innermost"
         return None
 
     def __str__(self) -> str:

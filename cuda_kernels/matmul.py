@@ -28,22 +28,32 @@ def _matrix(buffer: Buffer, axis: int) -> Buffer:
     return buffer.view(_split(buffer.shape, axis))
 
 
-def _forward(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext, trans_b: bool) -> Launch:
+def fully_connected(
+    inputs: Buffers,
+    outputs: Buffers,
+    args: Arguments,
+    ctx: KernelContext,
+    trans_b: bool,
+    *,
+    relu: bool = False,
+) -> Launch:
+    """``Y = act(X op(W) + b)``."""
     x, w, bias = inputs
     x, w = _matrix(x, args.axis), _matrix(w, args.axis_w)
-    return matmul(ctx, x, w, outputs[0].view((x.shape[0], bias.size)), trans_b=trans_b, bias=bias)
+    y = outputs[0].view((x.shape[0], bias.size))
+    return matmul(ctx, x, w, y, trans_b=trans_b, bias=bias, relu=relu)
 
 
 @kernel("FC", device="cuda", binds=True)
 def fc(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = X W^T + b``."""
-    return _forward(inputs, outputs, args, ctx, trans_b=True)
+    return fully_connected(inputs, outputs, args, ctx, trans_b=True)
 
 
 @kernel("FCTransposed", device="cuda", binds=True)
 def fc_transposed(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = X W + b``."""
-    return _forward(inputs, outputs, args, ctx, trans_b=False)
+    return fully_connected(inputs, outputs, args, ctx, trans_b=False)
 
 
 def _bias_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:

@@ -175,7 +175,7 @@ def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch
 def test_scratch_is_no_larger_than_the_tensors(image: tuple[int, ...], filters: tuple[int, ...]):
     case = Case(image, filters, (1, 1), (0, 0, 0, 0), (1, 1), True, True)
     x, w, b, dy = (_spec(a) for a in arrays(case, "float32"))
-    forward = convolution._forward_scratch(Operator(definition(case)), [x, w, b], [dy])
+    forward = convolution.forward_scratch(Operator(definition(case)), [x, w, b], [dy])
     backward = convolution._gradient_scratch(Operator(definition(case, True)), [x, w, dy], [w, b, x])
     for wanted, tensors in ((forward, (x, w, dy)), (backward, (x, w, dy, w, x))):
         assert 0 < sum(s.nbytes for s in wanted) < sum(s.nbytes for s in tensors)

@@ -114,7 +114,8 @@ def node_text(node: Node) -> str:
         if (source := node.aliased(index)) is not None
     ]
     fused = [expression(node.op)] if node.op is not None and node.op.type == "FusedElementwise" else []
-    remarks = [*fused, *(["runs once"] if node.constant else []), *places]
+    then = getattr(node.op.args, "epilogue", "") if node.op is not None else ""
+    remarks = [*fused, *([f"then {then}"] if then else []), *(["runs once"] if node.constant else []), *places]
     return f"{text} ({'; '.join(remarks)})" if remarks else text
 
 

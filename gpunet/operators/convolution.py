@@ -34,7 +34,7 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
     """Checks X and W against each other; returns the window and the number of output channels."""
     want_same_type(op, inputs)
     x, w = inputs[0], inputs[1]
-    rank = CONVOLUTIONS[op.type.removesuffix("Gradient")]
+    rank = CONVOLUTIONS.get(op.type.removesuffix("Gradient"))
     if rank is not None and x.rank != rank + 2:
         raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
     if x.rank < 3:
@@ -71,7 +71,8 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
     return window, w.shape[0]
 
 
-def _infer(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+def infer_forward(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The spec of Y, from those of X, W and perhaps b."""
     window, filters = _resolve(op, inputs)
     if len(inputs) > 2:
         want_shape(op, inputs, 2, (filters,), "one number an output channel")
@@ -103,17 +104,20 @@ def _gradient(g: GradientBuilder) -> list[OperatorDef]:
     return g.single(f"{g.op.type}Gradient", inputs, outputs, no_bias=None if has_bias else 1)
 
 
+def multiplications(w: TensorSpec, y: TensorSpec) -> int:
+    """Floating-point operations of the products: a multiplication and an addition each."""
+    return 2 * y.size * (w.size // max(w.shape[0], 1))
+
+
 def _flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    products = outputs[0].size * (inputs[1].size // max(inputs[1].shape[0], 1))
-    return 2 * products + (outputs[0].size if len(inputs) > 2 else 0)
+    return multiplications(inputs[1], outputs[0]) + (outputs[0].size if len(inputs) > 2 else 0)
 
 
 def _flops_gradient(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     dy = inputs[2]
-    products = dy.size * (inputs[1].size // max(inputs[1].shape[0], 1))
     bias = 0 if op.args.no_bias else 1
     data = 1 if len(outputs) > 1 + bias else 0
-    return 2 * products * (1 + data) + bias * dy.size
+    return multiplications(inputs[1], dy) * (1 + data) + bias * dy.size
 
 
 _GROUP = Int("group", 1, "number of groups: output channels see only the input channels of their own group")
@@ -134,7 +138,7 @@ def _register(type: str, rank: int | None) -> None:
             Input("b", "bias, one number an output channel", FLOATS, optional=True),
         ],
         outputs=[Output("Y", "filtered images")],
-        infer=_infer,
+        infer=infer_forward,
         args=[
             *window_arguments("filter"),
             _GROUP,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from gpunet.arguments import Bool, Int
 from gpunet.errors import GradientError, ShapeError
@@ -14,7 +15,8 @@ from gpunet.rules import broadcast_shapes, canonical_axis, describe, want_same_t
 from gpunet.schema import FLOATS, Input, Output, register
 from gpunet.specs import Shape, TensorSpec, format_shape
 
-_FC_ARGS = [
+#: Arguments of the fully connected layers.
+FC_ARGS: Final = [
     Int("axis", 1, "X is taken as a matrix with the dimensions before this one as rows"),
     Int("axis_w", 1, "W is taken as a matrix in the same way"),
     Bool("no_gradient_to_input", False, "make no gradient of X (for the first layer of a net)"),
@@ -31,7 +33,7 @@ def _fc_sizes(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[int, int, int
     x, w = inputs[0], inputs[1]
     axis = canonical_axis(op.args.axis, x.rank)
     rows, columns = as_matrix(w.shape, canonical_axis(op.args.axis_w, w.rank, "axis_w"))
-    n, wanted = (columns, rows) if op.type.startswith("FCTransposed") else (rows, columns)
+    n, wanted = (columns, rows) if "FCTransposed" in op.type else (rows, columns)
     m, k = as_matrix(x.shape, axis)
     if k != wanted:
         raise ShapeError(
@@ -40,7 +42,8 @@ def _fc_sizes(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[int, int, int
     return axis, m, k, n
 
 
-def _infer_fc(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+def infer_fc(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The spec of Y, from those of X, W and b."""
     want_same_type(op, inputs)
     axis, _, _, n = _fc_sizes(op, inputs)
     want_shape(op, inputs, 2, (n,), "one bias for each output feature")
@@ -54,7 +57,8 @@ def _infer_fc_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[Tenso
     return [inputs[1], inputs[1].with_shape(n), inputs[0]]
 
 
-def _fc_flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+def fc_flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    """Floating-point operations of Y."""
     _, m, k, n = _fc_sizes(op, inputs)
     return 2 * m * k * n + m * n
 
@@ -80,10 +84,10 @@ def _fully_connected(type: str, weights: str, formula: str) -> None:
             Input("b", "bias: N", FLOATS),
         ],
         outputs=[Output("Y", "the dimensions of X before `axis`, then N")],
-        args=_FC_ARGS,
-        infer=_infer_fc,
+        args=FC_ARGS,
+        infer=infer_fc,
         gradient=_fc_gradient,
-        flops=_fc_flops,
+        flops=fc_flops,
         doc=f"Fully connected layer, ``Y = {formula} + b``.",
     )
     register(
@@ -98,7 +102,7 @@ def _fully_connected(type: str, weights: str, formula: str) -> None:
             Output("db", "gradient of b: N"),
             Output("dX", "gradient of X", optional=True),
         ],
-        args=_FC_ARGS,
+        args=FC_ARGS,
         infer=_infer_fc_gradient,
         flops=_fc_gradient_flops,
         doc=f"Gradients of {type}.",

@@ -13,6 +13,7 @@ from gpunet.passes.batch_norm_folding import fold_batch_norms
 from gpunet.passes.common_subexpressions import merge_common_subexpressions
 from gpunet.passes.constants import fold_constants
 from gpunet.passes.dead_code import remove_dead_code
+from gpunet.passes.epilogues import fuse_epilogues
 from gpunet.passes.fusion import fuse
 from gpunet.passes.placement import insert_copies, place
 from gpunet.passes.recomputation import recompute
@@ -60,6 +61,7 @@ PASSES: Final[list[Pass]] = [
         "placement", lambda graph, context: place(graph, context.home, strict=context.strict), optional=False
     ),
     Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
+    Pass("epilogues", lambda graph, context: fuse_epilogues(graph, context.kept)),
     Pass("fusion", lambda graph, context: fuse(graph, context.kept)),
     Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]
