@@ -5,6 +5,7 @@ Whole numbers, bools and random bits are equal; floats agree to the tolerances b
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,10 @@ from gpunet import kernels, schema
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import launch
+from gpunet.cuda_kernels.signature import FLOATS
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.devices import parse_device
+from gpunet.dtypes import BFLOAT16, is_bfloat16, is_float
 from gpunet.errors import GpunetError, GradientError
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
@@ -29,10 +32,13 @@ from tests.op_check import OpCase, copies, make_operator
 if toolchain.find() is None:
     pytest.skip(toolchain.MISSING, allow_module_level=True)
 
-TOLERANCE = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2**-7, "float32": 1e-5, "float64": 1e-12}
 #: Random operators whose floats are not only random bits: they go through a logarithm and a sine, in which
 #: libraries differ in the last place, or are computed from X.
 ROUNDED = {"GaussianFill", "MSRAFill", "Dropout"}
+#: Operators that sum products which they have rounded to the type of the data; for bfloat16 the CPU does not
+#: round them.
+ROUNDED_TERMS = {"MulGradient", "DivGradient"}
 SEED = 1701
 
 CASES: list[OpCase] = []
@@ -45,6 +51,13 @@ def specs_of(values: Sequence[Any]) -> list[Any]:
         TensorSpec(x.shape, x.dtype) if isinstance(x, np.ndarray) else OpaqueSpec(type(x).__name__)
         for x in values
     ]
+
+
+def assert_equal(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Equal, NaN at the same places."""
+    if is_bfloat16(want.dtype):  # of which NumPy does not know that it has NaN
+        got, want = got.astype(np.float32), want.astype(np.float32)
+    np.testing.assert_array_equal(got, want, err_msg=what)
 
 
 def accepted(definition: OperatorDef, inputs: Sequence[Any]) -> bool:
@@ -66,7 +79,7 @@ def run(definition: OperatorDef, inputs: Sequence[Any], device: str) -> list[Any
     outputs = [workspace.fetch(name) for name in definition.output]
     for name, before in zip(definition.input, inputs, strict=True):
         if name not in definition.output and isinstance(before, np.ndarray):
-            np.testing.assert_array_equal(workspace.fetch(name), before, err_msg=f"input {name} was changed")
+            assert_equal(workspace.fetch(name), before, f"input {name} was changed")
     return outputs
 
 
@@ -74,15 +87,23 @@ def assert_agree(type: str, got: Sequence[Any], want: Sequence[Any], least: floa
     """``least`` is the least relative tolerance."""
     for o, (a, b) in enumerate(zip(got, want, strict=True)):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        exact = b.dtype.kind != "f" or (schema.lookup(type).random and type not in ROUNDED)
+        exact = not is_float(b.dtype) or (schema.lookup(type).random and type not in ROUNDED)
         if exact or b.size == 0:
-            np.testing.assert_array_equal(a, b, err_msg=f"output {o} of {type}")
+            assert_equal(a, b, f"output {o} of {type}")
             continue
         a, b, tolerance = a.astype(np.float64), b.astype(np.float64), max(TOLERANCE[b.dtype.name], least)
         # Sums lose what is small beside their largest terms.
         largest = np.abs(b[np.isfinite(b)]).max(initial=0)
-        absolute = tolerance * largest + np.finfo(got[o].dtype).eps
+        narrow = is_bfloat16(got[o].dtype) and type not in ROUNDED_TERMS
+        absolute = (1e-5 if narrow else tolerance) * largest + eps(got[o].dtype)
         np.testing.assert_allclose(a, b, tolerance, absolute, equal_nan=True, err_msg=f"output {o} of {type}")
+
+
+def eps(dtype: np.dtype) -> float:
+    """The distance from 1 to the next number; for bfloat16, where sums are of numbers that have fewer digits,
+    a thousandth.
+    """
+    return 1e-3 if is_bfloat16(dtype) else float(np.finfo(dtype).eps)
 
 
 def compare(definition: OperatorDef, inputs: Sequence[Any], case: OpCase | None = None) -> None:
@@ -131,7 +152,7 @@ def has_gradient(case: OpCase) -> bool:
         return False
     op = Operator(case.definition())
     outputs = dict(zip(op.outputs, op.infer(specs_of(case.inputs)), strict=True))
-    return all(s is not None and s.dtype.kind == "f" for s in map(outputs.get, gradient_outputs(case)))
+    return all(s is not None and is_float(s.dtype) for s in map(outputs.get, gradient_outputs(case)))
 
 
 def gradient_types(case: OpCase) -> set[str]:
@@ -147,7 +168,41 @@ def gradient_types(case: OpCase) -> set[str]:
     return {step.type for step in steps if kernels.exists(Operator(step), "sim")}
 
 
+def in_type(case: OpCase, dtype: np.dtype) -> list[OpCase]:
+    """A row of float32 in another type: all inputs, and the data alone where the others are vectors; those of
+    both that are accepted.
+    """
+    floats = [i for i, x in enumerate(case.inputs) if isinstance(x, np.ndarray) and x.dtype == np.float32]
+    if "label_prob" in case.args:  # rounded, they do not sum to 1
+        return []
+    with_parameters = (
+        len(floats) > 1
+        and case.inputs[floats[0]].ndim > 1
+        and all(case.inputs[i].ndim == 1 for i in floats[1:])
+    )
+    found = []
+    for chosen in (floats, floats[:1]) if with_parameters else (floats,):
+        with np.errstate(over="ignore"):
+            inputs = [x.astype(dtype) if i in chosen else x for i, x in enumerate(case.inputs)]
+        name = f"{case.id or case.name().removeprefix(f'{case.type}-')}-{dtype}"
+        made = dataclasses.replace(case, inputs=inputs, id=name if chosen == floats else f"{name}-only-in0")
+        try:
+            if chosen and accepted(made.definition(), inputs):
+                found.append(made)
+        except GpunetError:  # the types do not go together
+            continue
+    return found
+
+
 FORWARD = [case for case in CASES if accepted(case.definition(), case.inputs)]
+#: Rows in bfloat16, at most so many for each operator type, from all over its table.
+ROWS = 6
+NARROW: list[OpCase] = []
+for _group in [[c for c in FORWARD if c.type == type] for type in dict.fromkeys(c.type for c in FORWARD)]:
+    _found = [] if BFLOAT16 is None else [n for case in _group for n in in_type(case, BFLOAT16)]
+    NARROW += _found[:: max(1, -(-len(_found) // ROWS))]
+FORWARD += NARROW
+CASES += NARROW
 BACKWARD = [case for case in CASES if gradient_types(case)]
 
 
@@ -259,7 +314,7 @@ def broadcast_gradient(type: str, a: tuple[int, ...], b: tuple[int, ...]) -> tup
 
 LARGE: list[tuple[str, list[Any], dict[str, Any]]] = []
 for _n in (1, 7, 255, 1031, 5003):
-    for _dtype in ("float32", "float16", "float64"):
+    for _dtype in FLOATS:
         _x, _y = normal(_n, dtype=_dtype), normal(_n, dtype=_dtype)
         _scalar = np.array([0.5], _dtype)
         LARGE += [(type, [_x], {}) for type in ("Relu", "Sigmoid", "Sign", "SumElements", "SumSqrElements")]
@@ -271,7 +326,7 @@ for _n in (1, 7, 255, 1031, 5003):
             ("WeightedSum", [_x, _scalar, _y, _scalar] * 3, {}),
             ("WeightedSumGradient", [_y, _x, _scalar, _y, _scalar], {"grad_on_w": 1}),
             ("SumElements", [_x], {"average": 1}),
-            ("Cast", [_x], {"to": "float16"}),
+            *(("Cast", [_x], {"to": _half}) for _half in FLOATS if _half.endswith("16")),
             ("Cast", [_x], {"to": "int8"}),
             ("Dropout", [_x], {"ratio": 0.4}),
             ("DropoutGrad", [_x, _y > 0], {"ratio": 0.4}),
@@ -288,6 +343,8 @@ for _n in (1, 7, 255, 1031, 5003):
             ("MSRAFill", {}),
             ("RangeFill", {}),
             ("ConstantFill", {"value": 2.5}),
+            *(("ConstantFill", {"value": 0.3, "dtype": _half}) for _half in FLOATS if _half.endswith("16")),
+            *(("DiagonalFill", {"value": 0.3, "dtype": _half}) for _half in FLOATS if _half.endswith("16")),
             ("ConstantFill", {"value": 3, "dtype": "int8"}),
             ("ConstantFill", {"value": 1, "dtype": "bool"}),
         )
@@ -302,7 +359,7 @@ for _dtype in ("int8", "uint8", "int16", "uint16", "int32", "int64"):
     LARGE += [(type, [_x, b], {}) for type in ("Add", "Sub", "Mul", "GT", "NE") for b in (_y, _row)]
     LARGE += [(type, [_x, _y, _x], {}) for type in ("Sum", "SumInt", "Max", "Min")]
     LARGE += [(f"{type}Gradient", [_x, _y, b], {}) for type in ("Add", "Sub", "Mul") for b in (_y, _row)]
-for _dtype in ("float32", "float16", "float64"):
+for _dtype in FLOATS:
     _x, _y, _row = (1 + np.abs(normal(*s, dtype=_dtype)) for s in ((90, 7), (90, 7), (7,)))
     LARGE += [(type, [_x, _y, _y], {}) for type in ("MulGradient", "Min")]
     LARGE += [("DivGradient", [_x, _x, _y, _y], {}), ("SumElementsGradient", [_x, _row[:1]], {})]
@@ -310,10 +367,10 @@ for _dtype in ("float32", "float16", "float64"):
     LARGE += [
         (type, [*first, _x, _row[:1].astype(w), _y, _row[1:2].astype(w)], {})
         for type, first in (("WeightedSum", []), ("WeightedSumGradient", [_y]))
-        for w in ("float32", "float16", "float64")
+        for w in FLOATS
     ]
 _small = np.array([0, 1, 2, 100, 127])
-_types = ("float32", "float16", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+_types = (*FLOATS, "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
 LARGE += [
     ("Cast", [np.tile(_small, 11).astype(a)], {"to": {"float32": "float", "float64": "double"}.get(b, b)})
     for a in _types
@@ -392,4 +449,4 @@ def test_unaligned(row: tuple[str, list[Any], dict[str, Any]]) -> None:
         found.function(tuple(map(place, inputs)), targets, op.args, context)()
         results.append([target.numpy() for target in targets])
     for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert_equal(a, b, f"output of {type}")
