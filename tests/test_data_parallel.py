@@ -117,7 +117,14 @@ def test_without_compression_nothing_changes(engine):
 
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("float16", 1e-4), ("float16+feedback", 1e-4), ("powersgd:8", 0.05), ("topk:1:0", 1e-6)],
+    [
+        ("float16", 1e-4),
+        ("float16+feedback", 1e-4),
+        ("bfloat16", 1e-3),
+        ("bfloat16+feedback", 1e-3),
+        ("powersgd:8", 0.05),
+        ("topk:1:0", 1e-6),
+    ],
 )
 def test_compression_keeps_the_course_of_training(name, tolerance):
     model, ranks, workspace = make(compression=name, **METRICS)
@@ -125,12 +132,12 @@ def test_compression_keeps_the_course_of_training(name, tolerance):
     ranks.verify(workspace)
     traffic = ranks.traffic(workspace)
     assert traffic.gradient_bytes == 4 * sum(workspace.fetch(p.name).size for p in model.params)
-    sent = {"float16": 2.0, "float16+feedback": 2.0, "topk:1:0": 0.5}
+    sent = {"topk:1:0": 0.5} | {f"{b}float16{more}": 2.0 for b in ("", "b") for more in ("", "+feedback")}
     if name in sent:
         assert traffic.ratio == sent[name]
     else:
         assert traffic.ratio > 2
-    assert (traffic.error is None) == (name == "float16")
+    assert (traffic.error is None) == (name in ("float16", "bfloat16"))
     if name == "topk:1:0":
         assert traffic.error == 0
     elif traffic.error is not None:
@@ -141,7 +148,7 @@ def test_what_was_not_sent_is_sent_later():
     """With error feedback, the sum of what is sent over many steps comes close to that of the gradients."""
     bucket = np.full(64, 1.0003, np.float32)
     gradients = {}
-    for name in ("float16", "float16+feedback", "topk:0.25:0"):
+    for name in ("float16", "float16+feedback", "bfloat16", "bfloat16+feedback", "topk:0.25:0"):
         model = gpunet.Model("sum")
         x = model.input("x", (64,))
         w = model.add_parameter("w", (64,), "ConstantFill", value=1.0)
@@ -160,6 +167,8 @@ def test_what_was_not_sent_is_sent_later():
         gradients[name] = total / 40
     assert np.abs(gradients["float16"] - bucket).max() > 2e-4
     assert np.abs(gradients["float16+feedback"] - bucket).max() < 3e-5
+    assert np.abs(gradients["bfloat16"] - bucket).max() > 2e-4
+    assert np.abs(gradients["bfloat16+feedback"] - bucket).max() < 1e-4
     assert np.abs(gradients["topk:0.25:0"] - bucket).max() < 0.1
 
 

@@ -184,7 +184,7 @@ def test_operations_go_to_the_stream(ranks: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", sorted(set(TYPES) - {"bfloat16"}))
+@pytest.mark.parametrize("dtype", sorted(TYPES))
 def test_element_types(ranks: Any, dtype: str) -> None:
     made, device = ranks
     made.all_reduce(buffer(device, 2, dtype=dtype))

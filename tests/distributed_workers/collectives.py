@@ -8,15 +8,16 @@ import numpy as np
 
 from gpunet.distributed.communicator import OPS
 from gpunet.distributed.mpi import MpiCommunicator
+from gpunet.dtypes import as_dtype, is_float
 
-TYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64")
+TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64")
 REDUCED = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 def tensors(dtype: str, shape: tuple[int, ...], ranks: int) -> list[np.ndarray]:
     """What each rank has, known to all: whole numbers, whose sums are exact in every type."""
     rng = np.random.default_rng([ord(c) for c in dtype] + [len(shape), *shape])
-    return [rng.integers(0, 25, shape).astype(dtype) for _ in range(ranks)]
+    return [np.asarray(rng.integers(0, 25, shape)).astype(as_dtype(dtype)) for _ in range(ranks)]
 
 
 def main() -> None:
@@ -26,9 +27,9 @@ def main() -> None:
         for shape in ((0,), (), (7,), (3, 5), (2, 0, 3), (1001,)):
             have = tensors(dtype, shape, size)
             for op in OPS:
-                if op == "mean" and np.dtype(dtype).kind != "f":
+                if op == "mean" and not is_float(as_dtype(dtype)):
                     continue
-                want = REDUCED[op](np.stack(have).astype(np.float64), axis=0).astype(dtype)
+                want = REDUCED[op](np.stack(have).astype(np.float64), axis=0).astype(as_dtype(dtype))
                 x = have[rank].copy()
                 ranks.all_reduce(x, op)
                 same(x, want, "all_reduce", op)
@@ -37,21 +38,21 @@ def main() -> None:
                 if rank == size - 1:
                     same(x, want, "reduce", op)
                 wide = np.stack([have[rank]] * size)
-                part = np.empty(shape, dtype)
+                part = np.empty(shape, as_dtype(dtype))
                 ranks.reduce_scatter(wide, part, op)
                 same(part, want, "reduce_scatter", op)
             for root in range(size):
                 x = have[rank].copy()
                 ranks.broadcast(x, root)
                 same(x, have[root], "broadcast", str(root))
-            out = np.empty((size, *shape), dtype)
+            out = np.empty((size, *shape), as_dtype(dtype))
             ranks.all_gather(have[rank], out)
             same(out, np.stack(have), "all_gather")
             out[rank] = have[rank]
             ranks.all_gather(out[rank, ...], out)
             same(out, np.stack(have), "all_gather", "in place")
             if size > 1:
-                x = np.empty(shape, dtype)
+                x = np.empty(shape, as_dtype(dtype))
                 if rank % 2:
                     ranks.send(have[rank], (rank + 1) % size, tag=3)
                     ranks.recv(x, rank - 1, tag=3)
@@ -90,7 +91,9 @@ def main() -> None:
 
 
 def check_halves(ranks: MpiCommunicator) -> None:
-    """Sums of float16 are rounded once, means before they are: 2048 + 1 is 2048 there."""
+    """Sums of half types are rounded once, and means divided before: 2048 + 1 is 2048 in float16, 256 + 1 is
+    256 in bfloat16.
+    """
     x = np.full(5, 2048 if ranks.rank == 0 else 1, np.float16)
     ranks.all_reduce(x)
     same(x, np.full(5, 2048 + ranks.size - 1).astype(np.float16), "all_reduce", "of halves")
@@ -99,11 +102,15 @@ def check_halves(ranks: MpiCommunicator) -> None:
     same(x, np.full(5, 60000, np.float16), "all_reduce", "mean of large halves")
     ranks.all_reduce(x)
     same(np.isinf(x), np.full(5, ranks.size > 1), "all_reduce", "sum of large halves")
+    kind = as_dtype("bfloat16")
+    x = np.full(5, 256 if ranks.rank == 0 else 1, kind)
+    ranks.all_reduce(x)
+    same(x, np.full(5, 256 + ranks.size - 1).astype(kind), "all_reduce", "of bfloat16")
 
 
 def same_bits(ranks: MpiCommunicator) -> None:
     """All ranks get the same bits, whatever the order of the additions."""
-    for dtype in ("float16", "float32", "float64"):
+    for dtype in map(as_dtype, ("float16", "bfloat16", "float32", "float64")):
         x = np.random.default_rng(ranks.rank).standard_normal(999).astype(dtype)
         ranks.all_reduce(x, "mean")
         assert len(set(ranks.all_gather_object(x.tobytes().hex()))) == 1

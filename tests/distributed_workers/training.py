@@ -30,6 +30,9 @@ COURSES: dict[str, tuple[str, int, float, str, int, bool]] = {
     "feedback": ("mlp", 14, 0.02, "float16+feedback", 1, True),
     "powersgd": ("mlp", 14, 0.02, "powersgd:4", 1, True),
     "half": ("lenet", 14, 0.002, "none", 1, True),
+    "bfloat16": ("lenet", 14, 0.02, "bfloat16", 1, True),
+    "bfloat16_feedback": ("mlp", 14, 0.02, "bfloat16+feedback", 1, True),
+    "bfloat16_half": ("lenet", 14, 0.002, "bfloat16", 1, True),
     "unsynced": ("resnet20", 14, 1e-6, "none", 1, False),
 }
 
@@ -66,7 +69,7 @@ def course(name: str, *, alone: bool) -> dict[str, Any]:
             batch_size=batch,
             learning_rate=rate,
             max_shift=1,
-            precision="float16" if name == "half" else "float32",
+            precision={"half": "float16", "bfloat16_half": "bfloat16"}.get(name, "float32"),
         ),
         dataset,
         device="cpu",
