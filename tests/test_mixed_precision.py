@@ -1,4 +1,4 @@
-"""Float16 training: what is cast, what stays float32, and what a step that overflows does."""
+"""Training in half types: what is cast, what stays float32, and what a step that overflows does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpunet
-from gpunet import mixed_precision
+from gpunet import dtypes, mixed_precision
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.errors import ArgumentError, NetError
 
@@ -35,14 +35,26 @@ def prepared(model: gpunet.Model, device: str) -> gpunet.Workspace:
     return ws
 
 
-def losses(name: str, device: str, steps: int = 4, *, half: bool) -> list[float]:
-    model = build(name, half=half)
+def train(model: gpunet.Model, device: str, steps: int) -> list[float]:
     ws = prepared(model, device)
     result = []
     for _ in range(steps):
         ws.run(model.net)
         result.append(float(ws.fetch("loss")))
     return result
+
+
+def losses(name: str, device: str, steps: int = 4, *, half: bool) -> list[float]:
+    return train(build(name, half=half), device, steps)
+
+
+def in_bfloat16(name: str) -> gpunet.Model:
+    """Without a scale of the loss."""
+    model = gpunet.zoo.build(name, (1, 8, 8), 10)
+    mixed_precision.to_half(model, "bfloat16")
+    model.add_gradients("loss")
+    gpunet.optimizers.SGD(0.05, momentum=0.9).apply(model)
+    return model
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -52,6 +64,47 @@ def test_losses_are_those_of_float32_to_float16_accuracy(name, device):
     got = losses(name, device, half=True)
     np.testing.assert_allclose(got, want, rtol=2e-2)
     assert got != want
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["lenet", "mlp"])
+def test_losses_are_those_of_float32_to_bfloat16_accuracy(name, device):
+    want = losses(name, "cpu", half=False)
+    got = train(in_bfloat16(name), device, len(want))
+    np.testing.assert_allclose(got, want, rtol=5e-2)
+    assert got != want
+
+
+def test_a_residual_network_trains_in_bfloat16():
+    got = train(in_bfloat16("resnet20"), "cpu", 6)
+    assert np.isfinite(got).all()
+    assert got[-1] < got[0]
+
+
+def test_types_in_bfloat16():
+    model, kind = in_bfloat16("resnet20"), dtypes.bfloat16()
+    ws = prepared(model, "cpu")
+    ws.run(model.net)
+    for name in (n for p in model.params for n in (p.name, str(p.gradient))):
+        assert ws.fetch(name).dtype == np.float32
+    convolutions = [op for op in model.net.proto.op if op.type in ("Conv", "ConvGradient")]
+    assert convolutions
+    assert {ws.fetch(name).dtype for op in convolutions for name in op.output} == {kind}
+    norms = [op for op in model.net.proto.op if op.type == "SpatialBN"]
+    assert {ws.fetch(name).dtype for op in norms for name in op.output} == {np.dtype(np.float32)}
+    casts = [op for op in model.net.proto.op if op.type == "Cast"]
+    assert len(casts) > len(convolutions)
+    assert mixed_precision.SCALE not in model.state
+
+
+def test_bfloat16_may_have_a_scale_too():
+    model = gpunet.zoo.build("mlp", (1, 8, 8), 10)
+    mixed_precision.to_half(model, "bfloat16")
+    mixed_precision.add_scaled_gradients(model, "loss", initial_scale=2.0**40)
+    gpunet.optimizers.SGD(0.05, momentum=0.9).apply(model)
+    ws = prepared(model, "cpu")
+    ws.run(model.net, 2)
+    assert ws.fetch(mixed_precision.SKIPPED).item() == 0
 
 
 def test_a_residual_network_trains():
@@ -108,6 +161,8 @@ def test_refusals():
     model = gpunet.zoo.build("mlp", (1, 8, 8), 10)
     with pytest.raises(ArgumentError, match="initial_scale is -1"):
         mixed_precision.add_scaled_gradients(model, "loss", initial_scale=-1)
+    with pytest.raises(ArgumentError, match="dtype is float64, wanted float16 or bfloat16"):
+        mixed_precision.to_half(model, "float64")
     model.add_gradients("loss")
     with pytest.raises(NetError, match="gradients already"):
         mixed_precision.to_half(model)

@@ -8,6 +8,7 @@ import pytest
 import gpunet
 from gpunet import mixed_precision
 from gpunet.data import Batches, Dataset, load_dataset
+from gpunet.dtypes import bfloat16
 from gpunet.errors import ArgumentError, CheckpointError, DeviceError, ShapeError
 from gpunet.training import (
     CheckpointFolder,
@@ -267,6 +268,25 @@ def test_progress_is_shown(terminal):
     assert "samples/s" in shown
     assert "11 of 11" in shown
     assert len(shown.splitlines()) >= 3 + 5
+
+
+def test_lenet_learns_digits_in_bfloat16_as_in_float32(tmp_path):
+    accuracies = {}
+    for precision in ("float32", "bfloat16"):
+        one = make_trainer(
+            Settings.of("lenet", 0, epochs=2, precision=precision),
+            load_dataset("digits"),
+            device="cpu",
+            checkpoints=CheckpointFolder(tmp_path / precision),
+        )
+        accuracies[precision] = one.run().epochs[-1].test_accuracy
+    assert accuracies["float32"] > 0.9
+    assert accuracies["bfloat16"] > accuracies["float32"] - 0.015
+    convolutions = [op for op in one.model.net.proto.op if op.type == "Conv"]
+    assert convolutions
+    assert all(one.model.specs[op.output[0]].dtype == bfloat16() for op in convolutions)
+    assert all(one.workspace.fetch(name).dtype == np.float32 for name in one.model.saved_blobs())
+    assert mixed_precision.SCALE not in one.model.state
 
 
 def test_lenet_learns_digits_in_float16(tmp_path):
