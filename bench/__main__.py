@@ -33,9 +33,21 @@ WIDTH = 160
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write results into this document, between its marks for them.",
 )
+@click.option(
+    "--save",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep results in this folder, in the file of this machine, beside figures that stand there already; "
+    "--markdown then writes all of them.",
+)
 @click.option("--list", "list_", is_flag=True, help="Say what figures there are, and measure nothing.")
 def main(
-    names: tuple[str, ...], quick: bool, json_path: Path | None, markdown: Path | None, list_: bool
+    names: tuple[str, ...],
+    quick: bool,
+    json_path: Path | None,
+    markdown: Path | None,
+    folder: Path | None,
+    list_: bool,
 ) -> None:
     """Runs the benchmarks; the exit status is 1 if a figure could not be measured, whatever the bars say."""
     if list_:
@@ -70,11 +82,15 @@ def main(
     console.print(f"{report.verdict(rows)}; load {described['load']}")
     if json_path is not None:
         report.write_json(json_path, described, rows)
-    if markdown is not None:
-        try:
+    try:
+        if folder is not None:
+            measured = [name for name in dict.fromkeys(names) or FIGURES if name not in failed]
+            saved = report.read(report.save(folder, described, rows, measured))
+            described, rows = saved.described, saved.rows
+        if markdown is not None:
             report.write_markdown(markdown, described, rows)
-        except GpunetError as error:
-            raise click.ClickException(str(error)) from None
+    except GpunetError as error:
+        raise click.ClickException(str(error)) from None
     sys.exit(1 if failed else 0)
 
 

@@ -30,9 +30,8 @@ FIGURES: Final[dict[str, Figure]] = {
     "training": Figure("training", "a training step of LeNet and of ResNet-20"),
     "overhead": Figure("overhead", "what a net of 200 tiny operators costs beside its NumPy calls"),
     "memory": Figure("memory", "peak memory of training steps, over all tensors that live"),
-    "programs": Figure(
-        "programs", "lanes, memory plans against their lower bound, recomputation, planning time"
-    ),
+    "programs": Figure("programs", "memory plans against their lower bound, recomputation, planning time"),
+    "lanes": Figure("lanes", "nets of four branches with two lanes, against operators one after another"),
     "import": Figure("startup", "importing gpunet in a fresh process"),
     "digits": Figure("digits", "`gpunet train lenet` on digits, 10 epochs"),
 }

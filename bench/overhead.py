@@ -59,7 +59,7 @@ def measure(effort: Effort) -> list[Row]:
             own=Samples.of([a - b for a, b in zip(nets, numpy, strict=True)], factor),
             other=Samples.of(numpy, factor),
             counterpart="NumPy's call itself",
-            bar=Bar(4.0, of_ratio=False),
+            bar=Bar(1.5, of_ratio=False),
         )
     ]
     if counterpart.INSTALLED:
@@ -73,6 +73,7 @@ def measure(effort: Effort) -> list[Row]:
                 other=Samples.of(torches, factor),
                 counterpart="torch's call",
                 ratios=Samples.of([a / b for a, b in zip(nets, torches, strict=True)]),
+                bar=Bar(1 / 3),
             )
         )
     return rows

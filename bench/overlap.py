@@ -1,6 +1,6 @@
 """How much of the reduction of gradients the backward pass hides, measured under mpirun.
 
-    mpirun -n 2 python -m bench.overlap --bucket-mib 0.05
+    mpirun -n 2 python -m bench.overlap
 
 Each rank trains ResNet-20 on its part of a batch and notes when each operator begins and ends. Hidden is the
 part of the time in Allreduce of gradients during which the same rank computes; time that a rank waits in it
@@ -32,7 +32,8 @@ class Overlap:
     Attributes:
         ranks: number of processes.
         compression: of gradients.
-        bucket_mib: size of buckets.
+        bucket_mib: size of buckets; ``None`` for the size that is chosen without a word.
+        buckets: how many there are.
         step: seconds of a step.
         reducing: seconds in Allreduce.
         hidden: part of them during which the rank computes.
@@ -41,14 +42,15 @@ class Overlap:
 
     ranks: int
     compression: str
-    bucket_mib: float
+    bucket_mib: float | None
+    buckets: int
     step: float
     reducing: float
     hidden: float
     sent_bytes: int
 
 
-def measure(steps: int, batch: int, bucket_mib: float, compression: str) -> Overlap:
+def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) -> Overlap:
     """Trains some steps on all ranks."""
     settings = Settings.of("resnet20", 0, batch_size=batch, epochs=steps + _WARM_UP)
     ranks = Ranks(compression, bucket_mib, sync_batch_norm=False)
@@ -86,7 +88,9 @@ def measure(steps: int, batch: int, bucket_mib: float, compression: str) -> Over
             found.append((time.perf_counter() - start, total, hidden / total))
     step, reducing_seconds, part = (statistics.median(values) for values in zip(*found, strict=True))
     sent = parallel.traffic().sent_bytes
-    return Overlap(world().size, compression, bucket_mib, step, reducing_seconds, part, sent)
+    return Overlap(
+        world().size, compression, bucket_mib, len(parallel.buckets), step, reducing_seconds, part, sent
+    )
 
 
 def _common(span: tuple[float, float], others: list[tuple[float, float]]) -> float:
@@ -97,9 +101,9 @@ def _common(span: tuple[float, float], others: list[tuple[float, float]]) -> flo
 @click.command()
 @click.option("--steps", default=10, show_default=True, help="Steps that count.")
 @click.option("--batch-size", default=128, show_default=True, help="Images a step, on all ranks together.")
-@click.option("--bucket-mib", default=0.05, show_default=True, help="Gradients that are reduced together.")
+@click.option("--bucket-mib", type=float, help="Gradients that are reduced together.")
 @click.option("--compression", default="none", show_default=True, help="Of gradients.")
-def main(steps: int, batch_size: int, bucket_mib: float, compression: str) -> None:
+def main(steps: int, batch_size: int, bucket_mib: float | None, compression: str) -> None:
     """Measure the overlap of reductions and the backward pass; prints JSON."""
     result = measure(steps, batch_size, bucket_mib, compression)
     if world().rank == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,15 @@ class Samples:
         """The largest value."""
         return max(self.values)
 
-    def summary(self) -> dict[str, float | int]:
-        """Median, least, greatest and number of values."""
-        return {"median": self.median, "min": self.low, "max": self.high, "repeats": len(self.values)}
+    def summary(self) -> dict[str, Any]:
+        """Median, least, greatest and number of values, and the values themselves to six figures."""
+        return {
+            "median": self.median,
+            "min": self.low,
+            "max": self.high,
+            "repeats": len(self.values),
+            "values": [float(f"{value:.6g}") for value in self.values],
+        }
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,17 @@ class Row:
             "best_ratio": self.best_ratio,
             "met": self.verdict,
         }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Row:
+        """The row that :meth:`as_dict` has described."""
+        samples = {
+            field: Samples(tuple(found[side]["values"])) if found[side] else None
+            for field, side in (("own", "own"), ("other", "other"), ("ratios", "ratio"))
+        }
+        bar = found["bar"] and Bar(found["bar"]["limit"], found["bar"]["of"] == "ratio")
+        texts = {name: found[name] for name in ("figure", "case", "unit", "counterpart")}
+        return cls(**texts, **samples, bar=bar)
 
 
 def mean_ratio(figure: str, case: str, rows: Sequence[Row], bar: Bar) -> Row:

@@ -166,7 +166,7 @@ def max_pool(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
     return _in_turn(_pool(inputs[0], outputs[0], ctx, np.maximum, -np.inf, inputs[0].dtype))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Phases:
     """How the gradient of a maximum sees an image: as phases, every ``stride``-th position in each dimension.
 
@@ -179,12 +179,12 @@ class _Phases:
     images: int  #: images in a block
     channels: int  #: channels in a block
 
-    @property
+    @functools.cached_property
     def far(self) -> Shape:
         """The greatest shift in each dimension."""
         return tuple((k - 1) // s for k, s in zip(self.window.kernel, self.stride, strict=True))
 
-    @property
+    @functools.cached_property
     def pitch(self) -> Shape:
         """Sizes of a phase: those of the output and the greatest shift."""
         return tuple(n + f for n, f in zip(self.window.output, self.far, strict=True))
@@ -289,7 +289,8 @@ def _phase_step(
     """The gradient of one block of images and channels."""
     x, y, dy, dx = block
     images, channels = x.shape[0], x.shape[-1 if plan.window.channels_last else 1]
-    plan = replace(plan, images=images, channels=channels)
+    if (images, channels) != (plan.images, plan.channels):
+        plan = replace(plan, images=images, channels=channels)
     count = plan.cells - plan.shift(plan.far)
     bits = np.dtype(f"i{x.dtype.itemsize}")
     outputs, copies = [], []

@@ -3,7 +3,7 @@
 NumPy lets go of the interpreter lock inside its loops but runs each of them in one thread. A kernel that
 passes over memory several times gains twice by being cut along its first dimension: the pieces fit a cache,
 and threads share them. The number of threads is ``OMP_NUM_THREADS``, where that is set, or the number of
-cores that the process may use.
+cores that the process may use, less those that other lanes of an engine keep busy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
+
+from gpunet.cores import LANES
 
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
 PIECE_BYTES = 1 << 19
@@ -58,7 +60,7 @@ def split(count: int, item_bytes: int, work: Callable[[int, int], None]) -> None
         work: handles the items from ``begin`` to ``end - 1``; results must not depend on where the cuts are.
     """
     step = max(1, PIECE_BYTES // max(1, item_bytes))
-    threads = min(thread_count(), count * item_bytes // THREAD_BYTES, count)
+    threads = min(thread_count() - LANES.others, count * item_bytes // THREAD_BYTES, count)
     if threads < 2 or getattr(_local, "inside", False):
         _walk(0, count, step, work)
         return

@@ -99,13 +99,14 @@ class Program:
     def prepare(self) -> None:
         """Compiles and binds all segments without a run of the net.
 
-        Where the net has dynamic operators, all that comes before and with the last of them has to run.
+        Where output shapes depend on data, all that comes before and with the last of these operators has to
+        run.
         """
         position = 0
         with np.errstate(all="ignore"), suppress(StopNet):
             while position < len(self.operators):
                 segment = self._bound_segment(position)
-                if any(op.dynamic for op in self.operators[position:]):
+                if segment.stop < len(self.operators):
                     segment.run()
                 position = segment.stop
 

@@ -32,7 +32,7 @@ def test_a_figure_from_end_to_end(tmp_path: Path) -> None:
     assert row["figure"] == "overhead"
     assert row["own"]["repeats"] >= timing.QUICK.rounds
     assert row["other"]["median"] > 0
-    assert row["bar"] == {"limit": 4.0, "of": "value"}
+    assert row["bar"] == {"limit": 1.5, "of": "value"}
     assert row["met"] in ("yes", "no", "unsure")
     text = document.read_text()
     assert text.startswith(f"before\n{report.BEGIN}\n- cpu: ")
@@ -55,6 +55,35 @@ def test_a_figure_that_fails_ends_with_status_1(monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(main, ["overhead"])
     assert done.exit_code == 1
     assert "overhead could not be measured: no luck" in done.output
+
+
+def test_results_of_a_machine_are_kept_beside_those_of_other_figures(tmp_path: Path) -> None:
+    machine = {"cpu": "Some(R) CPU @ 2 GHz", "cores": "2 usable of 4", "load": "0.1"}
+    row = Row("overhead", "a", own=Samples((1.0, 2.0)), other=Samples((4.0,)), ratios=Samples((0.25, 0.5)))
+    path = report.save(tmp_path / "results", machine, [row], ["overhead"])
+    assert path.name == "some-cpu-2-ghz-2-cores.json"
+    barred = Row("training", "b", own=Samples((3.0,)), bar=Bar(4, of_ratio=False))
+    assert report.save(tmp_path / "results", {**machine, "load": "0.2"}, [barred], ["training"]) == path
+    found = report.read(path)
+    assert found.rows == [barred, row], "in the order of the figures"
+    assert found.described["load"] == "overhead: 0.1; training: 0.2"
+    newer = Row("overhead", "c", own=Samples((1.0,)))
+    report.save(tmp_path / "results", {**machine, "load": "0.2"}, [newer], ["overhead"])
+    found = report.read(path)
+    assert found.rows == [barred, newer]
+    assert found.described["load"] == "0.2"
+    path.write_text("{}")
+    with pytest.raises(report.ReportError, match=r"2-cores\.json holds no results .*wanted what --save"):
+        report.save(tmp_path / "results", machine, [row], ["overhead"])
+
+
+def test_the_document_shows_what_the_results_hold() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    shown = text.partition(report.BEGIN)[2].partition(report.END)[0].strip().splitlines()
+    files = sorted((root / "bench" / "results").glob("*.json"))
+    found = [report.read(path) for path in files]
+    assert shown in [report.lines_of(saved.described, saved.rows) for saved in found]
 
 
 def test_a_document_without_a_place_for_results_is_left_alone(tmp_path: Path) -> None:

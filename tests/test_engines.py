@@ -4,15 +4,19 @@ bound.
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 import gpunet
+from gpunet.cores import LANES
 from gpunet.definitions import make_operator
 from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
+from gpunet.observers import observe
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.races import find_races
@@ -109,6 +113,42 @@ def test_branches_run_in_lanes_of_their_own():
     assert len(segment.compiled.schedule.lanes) == 2
     waits = sum(len(item.waits) for item in segment.compiled.schedule.items)
     assert 1 <= waits <= 4, "only the edges that cross lanes are waited for"
+
+
+def test_a_long_branch_has_a_lane_of_its_own():
+    """Two short branches, and then one as long as both: it shares its lane with neither."""
+    ops, ends = [], []
+    for branch, depth in enumerate([3, 3, 6]):
+        names = ["x", *(f"b{branch}d{d}" for d in range(depth))]
+        ops += [op("Scale", a, b, scale=branch + 2.0) for a, b in itertools.pairwise(names)]
+        ends.append(names[-1])
+    ops.append(op("Sum", " ".join(ends), "y"))
+    net = NetDef(name="uneven", op=ops, external_input=["x"], external_output=["y"])
+    ws = ran(net, engine="async_scheduling", workers=2, without=["in_place"])
+    (segment,) = ws.program("uneven").segments()
+    items = segment.compiled.schedule.items[:-1]
+    counts = [sum(item.lane.number == lane for item in items) for lane in range(2)]
+    assert sorted(counts) == [6, 6]
+
+
+def test_busy_lanes_are_counted_while_they_run():
+    """Two lanes are at work at once; afterwards none is, even if an operator fails."""
+    ws = ran(branches(), engine="async_scheduling", workers=2)
+    seen = []
+    with observe(ws, "branches", after=lambda call: seen.append(LANES.others)):
+        ws.run("branches")
+    assert max(seen) <= 1
+    assert LANES.others == 0
+    net = branches()
+    net.op.insert(2, op("LabelCrossEntropy", "x label", "l"))
+    net.external_input.append("label")
+    net.external_output.append("l")
+    ws.feed("x", np.full((4, 4), 0.25, dtype=np.float32))
+    ws.feed("label", np.array([0, 1, 2, 99], dtype=np.int32))
+    ws.create(net, engine="dag", workers=3, overwrite=True)
+    with pytest.raises(KernelError, match="99"):
+        ws.run(net.name)
+    assert LANES._busy == 0
 
 
 def test_a_missing_wait_is_a_race():

@@ -16,6 +16,7 @@ from gpunet.errors import (
     SchemaError,
     ShapeError,
 )
+from gpunet.observers import observe
 from gpunet.proto import NetDef, OperatorDef
 
 
@@ -119,6 +120,20 @@ def test_dynamic_operators_cut_a_net_and_the_rest_follows(ws):
         ws.feed("shape", np.array(shape, dtype=np.int64))
         ws.run("n")
         assert ws.fetch("w").shape == shape
+
+
+def test_a_net_is_prepared_without_a_run_unless_later_shapes_need_one(ws):
+    """Split is told its sizes by a blob, which is known where Concat makes it: nothing has to run."""
+    ws.feed("x", np.ones((2, 3), dtype=np.float32))
+    ops = [op("Concat", "x x", "y s"), op("Split", "y s", "a b"), op("Tanh", "a", "z")]
+    program = ws.program(ws.create(NetDef(name="n", op=ops)))
+    called = []
+    with observe(ws, "n", before=called.append):
+        program.prepare()
+        assert len(program.segments()) == 1
+        assert not called
+        ws.run("n")
+    assert len(called) == 3
 
 
 def test_random_draws_move_on_and_follow_the_seed():

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from gpunet.cores import LANES
 from gpunet.cpu_fallback import threads
 from gpunet.cpu_fallback.threads import PIECE_BYTES, THREAD_BYTES, split
 
@@ -62,6 +63,32 @@ def test_large_arrays_are_shared_and_small_ones_not(two_threads: None) -> None:
 
     assert len(names(THREAD_BYTES)) == 2
     assert names(8) == {threading.current_thread().name}
+
+
+def test_other_lanes_at_work_take_their_cores(two_threads: None) -> None:
+    """Where another lane is at work, work stays in the calling thread, until that one waits or is done."""
+
+    def threads_used() -> int:
+        found: set[str] = set()
+        both = threading.Barrier(2)
+
+        def work(begin: int, end: int) -> None:
+            if not LANES.others:
+                both.wait(timeout=30)
+            found.add(threading.current_thread().name)
+
+        split(2, THREAD_BYTES, work)
+        return len(found)
+
+    with LANES.working():
+        assert threads_used() == 2
+        with LANES.working():
+            assert threads_used() == 1
+            with LANES.waiting():
+                assert threads_used() == 2
+            assert threads_used() == 1
+        assert threads_used() == 2
+    assert LANES.others == 0
 
 
 def test_an_error_of_any_piece_is_raised_after_all_have_ended(two_threads: None) -> None:

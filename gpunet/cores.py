@@ -1,0 +1,53 @@
+"""How many threads of the engines are at work, so that kernels know how many cores are left to them.
+
+A kernel may use several threads of its own. Beside other lanes that would only make threads wait for each
+other: two lanes that are busy on two cores run each kernel in one thread, and the one that is left when the
+other waits or is done has both cores. Results do not depend on it, since kernels cut their work in the same
+way whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+
+class Lanes:
+    """Counts the threads that are at work."""
+
+    def __init__(self) -> None:
+        self._busy = 0
+        self._lock = threading.Lock()
+
+    @property
+    def others(self) -> int:
+        """Lanes at work beside one that asks."""
+        return max(0, self._busy - 1)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The calling thread runs kernels."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling thread, which is working, waits for another one."""
+        self._add(-1)
+        try:
+            yield
+        finally:
+            self._add(1)
+
+    def _add(self, number: int) -> None:
+        with self._lock:
+            self._busy += number
+
+
+#: Those of all workspaces: they share the cores.
+LANES: Final = Lanes()
