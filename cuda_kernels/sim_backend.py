@@ -15,7 +15,16 @@ from gpunet import backends
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors, signature
 from gpunet.cuda_kernels.sim import library, report, toolchain
-from gpunet.cuda_kernels.sim.streams import Executor, Graph, Range, Record, SimStream, Work, default_seed
+from gpunet.cuda_kernels.sim.streams import (
+    Executor,
+    Graph,
+    Range,
+    Record,
+    Recording,
+    SimStream,
+    Work,
+    default_seed,
+)
 from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
 
@@ -74,14 +83,16 @@ class SimFunction(backends.Function):
         """The bytes of its buffers that a launch may only read, and those that it may write."""
         reads: list[Range] = []
         writes: list[Range] = []
-        known = {id(p): a.nbytes for p, a in self.pointers(arguments) if isinstance(a, Buffer)}
+        known = {id(p): a for p, a in self.pointers(arguments) if isinstance(a, Buffer)}
         for parameter, address in self.addresses(params):
-            nbytes = known.get(id(parameter))
-            if nbytes is None:
+            buffer = known.get(id(parameter))
+            if buffer is not None:
+                found = self.backend.range_of(buffer)
+            else:
                 info = self.backend.runtime.find(address)
-                nbytes = 0 if info is None else info.pointer + info.nbytes - address
-            if nbytes > 0:
-                (reads if parameter.const else writes).append((address, address + nbytes))
+                found = Range(address, address if info is None else info.pointer + info.nbytes)
+            if found.start < found.stop:
+                (reads if parameter.const else writes).append(found)
         return reads, writes
 
 
@@ -144,11 +155,28 @@ class SimBackend(backends.Backend):
             raise DeviceError(f"the stream is not one of {self.device}")
         return stream
 
+    def synchronize(self) -> None:
+        """Runs all work of all streams; raises the first error since the last wait."""
+        self.executor.synchronize()
+
     def record_work(self, on: bool = True) -> list[Record]:
-        """Begins, or ends, to record the work that runs; returns the list that it is recorded in, or was."""
-        records: list[Record] | None = [] if on else self.executor.records
-        self.executor.records = records if on else None
-        return [] if records is None else records
+        """Begins, or ends, to record the work that runs; returns the list that it is recorded in, or was.
+
+        What a kernel reaches through addresses that it finds in memory is not in it. See
+        :func:`gpunet.cuda_kernels.sim.recording.as_records` for the race checker's view.
+        """
+        recording = Recording() if on else self.executor.recording
+        self.executor.recording = recording if on else None
+        return [] if recording is None else recording.work
+
+    def range_of(self, buffer: Buffer) -> Range:
+        """The bytes of a buffer.
+
+        The device's error buffer is communal: kernels of all streams report there by atomic operations, and
+        whoever looks takes what it finds.
+        """
+        communal = self.errors.buffer is not None and buffer.memory is self.errors.buffer.memory
+        return Range(buffer.pointer, buffer.pointer + buffer.nbytes, buffer.name, communal)
 
     def capture(self, issue: Callable[[], None], stream: backends.Stream) -> Callable[[], None]:
         """Records what ``issue`` puts on streams of this device; the work does not run."""
@@ -224,14 +252,19 @@ class SimBackend(backends.Backend):
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise DeviceError(f"cannot copy {source} to an array that is not contiguous and writeable")
         done = False
+        recording, position = self.executor.recording, None
 
         def run() -> None:
-            nonlocal done
+            nonlocal done, position
             done = True
+            if recording is not None:
+                position = recording.last.get(self.own(stream).number)
             self._copy(target.ctypes.data, source.pointer, source.nbytes, 2, (source,))
 
         self._put(stream, "copy", f"copy of {source.name!r}", run, [source], [])
         self.executor.run_until(lambda: done)
+        if recording is not None:
+            recording.host_waited(position)
         device_errors.check(self, source, stream)
 
     def copy(self, target: Buffer, source: Buffer, stream: backends.Stream) -> None:
@@ -279,9 +312,7 @@ class SimBackend(backends.Backend):
         writes: Sequence[Buffer],
     ) -> None:
         def ranges() -> tuple[list[Range], list[Range]]:
-            spans = [
-                [(b.pointer, b.pointer + b.nbytes) for b in each if b.nbytes] for each in (reads, writes)
-            ]
+            spans = [[self.range_of(b) for b in each if b.nbytes] for each in (reads, writes)]
             return spans[0], spans[1]
 
         self.own(stream).put(Work(kind, name, run, ranges))
@@ -352,7 +383,7 @@ class SimBackend(backends.Backend):
         if self.checks_bounds:
             reads, writes = function.ranges(params, arguments)
             words = [
-                w for each, may in ((reads, 0), (writes, 1)) for start, end in each for w in (start, end, may)
+                w for each, may in ((reads, 0), (writes, 1)) for r in each for w in (r.start, r.stop, may)
             ]
             table = (ctypes.c_uint64 * len(words))(*words)
             launch.ranges, launch.range_count = ctypes.addressof(table), len(words) // 3

@@ -21,6 +21,8 @@ class Access:
         start, stop: addresses or offsets.
         write: whether they are written.
         name: the blob, for messages.
+        communal: memory that is made for being touched in any order, by atomic operations. Two communal
+            accesses never conflict.
     """
 
     space: Hashable
@@ -28,6 +30,7 @@ class Access:
     stop: int
     write: bool
     name: str = ""
+    communal: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def find_races(records: Sequence[Record]) -> list[Race]:
         active = [other for other in active if other[0] == space and other[2] > start]
         for other in active:
             if not (access.write or other[4].write) or other[3] == index:
+                continue
+            if access.communal and other[4].communal:
                 continue
             low, high = sorted((index, other[3]))
             pair = (access, other[4]) if index == low else (other[4], access)

@@ -1,5 +1,5 @@
-"""Records of a bound program, for the race checker: every step with its lane, its waits and the bytes it
-touches.
+"""Records for the race checker: of a bound program, every step with its lane, its waits and the bytes it
+touches; and of what really ran on a simulated device.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.engines import Step
+from gpunet.errors import DeviceError
 from gpunet.graph import Node, Value
 from gpunet.program import Program, StaticSegment
 from gpunet.races import Access, Race, Record, find_races
 from gpunet.specs import TensorSpec
+from gpunet.workspace import Workspace
 
 
 def records_of(segment: StaticSegment) -> list[Record]:
@@ -27,6 +30,37 @@ def check_races(program: Program) -> list[Race]:
     none.
     """
     return [race for segment in program.segments() for race in find_races(records_of(segment))]
+
+
+def record_run(workspace: Workspace, name: str, runs: int = 3) -> list[Record]:
+    """Runs a net that the workspace has, and returns what ran on its device, a simulated one: launches and
+    copies with the events that they waited for and the bytes that they read and wrote.
+
+    What the schedule, the memory plan, the engine and the kernels' launchers do is all in it; what operators
+    on the CPU do is not. Several runs show conflicts between one run and the next.
+
+    Raises:
+        DeviceError: the workspace's device is not a simulated one.
+    """
+    device = workspace.device
+    if device.kind != "sim":
+        raise DeviceError(f"what runs on {device} cannot be recorded, wanted a simulated device, sim:0")
+    from gpunet.cuda_kernels.sim.recording import as_records
+    from gpunet.cuda_kernels.sim_backend import SimBackend
+
+    found = backend(device)
+    if not isinstance(found, SimBackend):
+        raise DeviceError(
+            f"the backend of {device} is a {type(found).__name__}, wanted the simulated device's"
+        )
+    found.synchronize()
+    work = found.record_work()
+    try:
+        workspace.run(name, runs)
+        found.synchronize()
+    finally:
+        found.record_work(on=False)
+    return as_records(work, str(device))
 
 
 def _record(program: Program, step: Step, values: dict[Value, Any]) -> Record:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpunet.cuda_kernels.sim.streams import Range
 from gpunet.errors import DeviceError, KernelError
 from tests.sim_kernels import Sim, needs_compiler
 
@@ -173,10 +174,11 @@ def test_records_tell_ranges_and_events() -> None:
     other.synchronize()
     launch, record, wait, copy = records
     assert (launch.kind, launch.name) == ("launch", "read_at")
-    assert launch.reads == ((x.pointer, x.pointer + 16),)
-    assert launch.writes == ((y.pointer, y.pointer + 24),)
+    assert launch.reads == (Range(x.pointer, x.pointer + 16, "x"),)
+    assert launch.writes == (Range(y.pointer, y.pointer + 24, "y"),)
     assert (record.kind, wait.kind, copy.kind) == ("record", "wait", "copy")
     assert record.event == wait.event is not None
+    assert [each.waits for each in records] == [(), (), (1,), ()]
     assert launch.stream == record.stream != wait.stream == copy.stream
     assert sim.backend.record_work(on=False) is records
 

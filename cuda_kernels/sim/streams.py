@@ -12,14 +12,25 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from gpunet import backends
 from gpunet.cuda_kernels.sim import library
 from gpunet.errors import DeviceError, GpunetError
 
-#: Addresses of bytes, [start, end).
-Range: TypeAlias = tuple[int, int]
+
+class Range(NamedTuple):
+    """Addresses of bytes, [start, end).
+
+    ``name`` is that of the buffer. ``communal`` is memory that all may touch at any time, by atomic
+    operations.
+    """
+
+    start: int
+    stop: int
+    name: str = ""
+    communal: bool = False
+
 
 #: Queued work on one stream that makes a stream run without being waited for.
 LONGEST_QUEUE: Final = 4096
@@ -29,7 +40,8 @@ LONGEST_QUEUE: Final = 4096
 class Work:
     """A piece of queued work.
 
-    ``run`` does it; ``ranges`` tells the bytes that it reads and those that it writes.
+    ``run`` does it; ``ranges`` tells the bytes that it reads and those that it writes. ``after`` are the
+    positions of what the host had waited for when it was put into its queue, while work is recorded.
     """
 
     kind: str
@@ -38,6 +50,7 @@ class Work:
     ranges: Callable[[], tuple[list[Range], list[Range]]] | None = None
     event: SimEvent | None = None
     sequence: int = 0
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,8 @@ class Record:
 
     What is written may be read too.
     ``kind`` is launch, copy, fill, host, record or wait; ``event`` numbers the event of the last two.
+    ``waits`` are positions of records that had to run before: that of the event that is waited for, and what
+    the host had waited for when it issued the work.
     """
 
     stream: int
@@ -54,6 +69,48 @@ class Record:
     reads: tuple[Range, ...]
     writes: tuple[Range, ...]
     event: int | None
+    waits: tuple[int, ...] = ()
+
+
+class Recording:
+    """What runs on a device from some point on, and what the host knows of it.
+
+    The host counts as one: what any of its threads has waited for comes before all that is issued later.
+    """
+
+    def __init__(self) -> None:
+        self.work: list[Record] = []
+        #: The last position of each stream, of what has run and of what the host has waited for.
+        self.last: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+
+    def add(self, stream: SimStream, work: Work) -> None:
+        """Notes work that is about to run."""
+        reads, writes = work.ranges() if work.ranges is not None else ([], [])
+        event, position = work.event, len(self.work)
+        waits = work.after
+        if event is not None and work.kind == "record":
+            event.recorded = (self, position)
+        elif event is not None and event.recorded is not None and event.recorded[0] is self:
+            waits = (*waits, event.recorded[1])
+        self.work.append(
+            Record(
+                stream.number,
+                work.kind,
+                work.name,
+                tuple(reads),
+                tuple(writes),
+                None if event is None else event.number,
+                waits,
+            )
+        )
+        self.last[stream.number] = position
+
+    def host_waited(self, position: int | None) -> None:
+        """The host has waited for a piece of work, and so for all before it in its stream."""
+        if position is not None:
+            stream = self.work[position].stream
+            self.known[stream] = max(position, self.known.get(stream, -1))
 
 
 class SimEvent(backends.Event):
@@ -63,6 +120,8 @@ class SimEvent(backends.Event):
         self.executor = executor
         self.number = number
         self.passed = False
+        #: The recording in which it passed, and where.
+        self.recorded: tuple[Recording, int] | None = None
 
     def done(self) -> bool:
         """Whether all work before has run.
@@ -70,11 +129,21 @@ class SimEvent(backends.Event):
         A few pieces of ready work may run first, as a GPU goes on meanwhile.
         """
         self.executor.progress()
+        if self.passed:
+            self._host_waited()
         return self.passed
 
     def synchronize(self) -> None:
         """Runs what is needed until the event has passed; raises the first error since the last such call."""
-        self.executor.run_until(lambda: self.passed)
+        try:
+            self.executor.run_until(lambda: self.passed)
+        finally:
+            self._host_waited()
+
+    def _host_waited(self) -> None:
+        if self.recorded is not None:
+            recording, position = self.recorded
+            recording.host_waited(position)
 
 
 class SimStream(backends.Stream):
@@ -97,6 +166,8 @@ class SimStream(backends.Stream):
             executor.captured.append((self, work))
             return
         work.sequence = next(executor.sequence)
+        if executor.recording is not None:
+            work.after = tuple(executor.recording.known.values())
         self.queue.append(work)
         executor.busy[self] = None
         if len(self.queue) > LONGEST_QUEUE:
@@ -124,7 +195,12 @@ class SimStream(backends.Stream):
 
     def synchronize(self) -> None:
         """Runs all work of this stream, and of others as far as events ask for or as the seed has it."""
-        self.executor.run_until(lambda: not self.queue)
+        try:
+            self.executor.run_until(lambda: not self.queue)
+        finally:
+            recording = self.executor.recording
+            if recording is not None:
+                recording.host_waited(recording.last.get(self.number))
 
     @property
     def ready(self) -> bool:
@@ -149,8 +225,8 @@ class Executor:
         self.event_numbers = itertools.count()
         #: Streams with work, in the order in which they got it.
         self.busy: dict[SimStream, None] = {}
-        #: Set to a list to have all work that runs recorded there.
-        self.records: list[Record] | None = None
+        #: Where all work that runs is recorded.
+        self.recording: Recording | None = None
         #: The first error since the last wait.
         self.error: BaseException | None = None
         #: Blocks given back, with the number of the first work that cannot use them any more.
@@ -171,6 +247,15 @@ class Executor:
             if raises and self.error is not None:
                 error, self.error = self.error, None
                 raise error
+
+    def synchronize(self) -> None:
+        """Runs all work; raises the first error since the last wait."""
+        try:
+            self.run_until(lambda: not self.busy)
+        finally:
+            if self.recording is not None:
+                for position in list(self.recording.last.values()):
+                    self.recording.host_waited(position)
 
     def progress(self) -> None:
         """Runs a random number of pieces of ready work, none to seven."""
@@ -223,12 +308,8 @@ class Executor:
         return self._favourite if self._favourite is not None else ready[0]
 
     def _do(self, stream: SimStream, work: Work) -> None:
-        if self.records is not None:
-            reads, writes = work.ranges() if work.ranges is not None else ([], [])
-            number = None if work.event is None else work.event.number
-            self.records.append(
-                Record(stream.number, work.kind, work.name, tuple(reads), tuple(writes), number)
-            )
+        if self.recording is not None:
+            self.recording.add(stream, work)
         try:
             work.run()
         except GpunetError as error:
