@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpunet.dtypes import BFLOAT16
 from tests.fake_cuda import Runtime
 
 
@@ -115,10 +116,16 @@ class CublasLt:
         ctypes.c_uint64.from_address(results).value = 77
 
     def _matrix(self, address: int, layout: dict[str, Any], operation: str, z: int) -> np.ndarray:
-        dtype = {"CUDA_R_16F": np.float16, "CUDA_R_32F": np.float32, "CUDA_R_64F": np.float64}[layout["type"]]
-        at = address + z * layout["STRIDED_BATCH_OFFSET"] * np.dtype(dtype).itemsize
+        dtype = {
+            "CUDA_R_16F": np.dtype(np.float16),
+            "CUDA_R_16BF": BFLOAT16,
+            "CUDA_R_32F": np.dtype(np.float32),
+            "CUDA_R_64F": np.dtype(np.float64),
+        }[layout["type"]]
+        assert dtype is not None
+        at = address + z * layout["STRIDED_BATCH_OFFSET"] * dtype.itemsize
         count = layout["ld"] * layout["cols"]
-        data = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(at)
+        data = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(at)
         columns = np.frombuffer(data, dtype).reshape(layout["cols"], layout["ld"])[:, : layout["rows"]]
         return columns if operation == "T" else columns.T
 

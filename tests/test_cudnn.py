@@ -31,6 +31,7 @@ from gpunet.cuda_kernels import (
     cudnn_cache,
     cudnn_execution,
     nvrtc,
+    quantization,
 )
 from gpunet.cuda_kernels import cudnn_layer_norm as layer_norm
 from gpunet.cuda_kernels import cudnn_normalization as batch_norm
@@ -105,7 +106,7 @@ def test_plain_convolutions_have_plans(environment: dict[str, str], device: str)
 @pytest.mark.slow
 @needs_cudnn
 @pytest.mark.parametrize("device", planner.DEVICES)
-@pytest.mark.parametrize("name", ["operators", "transposed", "layers", "fused", "norms", "products"])
+@pytest.mark.parametrize("name", [*planner.TABLES][1:])
 def test_every_graph_has_a_plan(environment: dict[str, str], device: str, name: str) -> None:
     lines = planned(environment, name, device)
     assert len(lines) == len(planner.table(name))
@@ -114,6 +115,9 @@ def test_every_graph_has_a_plan(environment: dict[str, str], device: str, name: 
         # cuDNN normalizes batches from sm_80 on; kernels of our own do before.
         assert all("batch normalization" in reason for reason in missing)
         assert len(missing) == sum(isinstance(d, BatchNorm) for d in planner.table(name))
+    elif (name, device) == ("bfloat16", "t4"):
+        # sm_75 has no bfloat16: the direct kernels convolve, those of batch norm and of products are ours.
+        assert len(missing) == len(lines)
     else:
         assert missing == []
 
@@ -637,15 +641,68 @@ def test_transposed_convolution_takes_cudnn(
     assert done == ["bias", "sums"]
 
 
+def quantized(gpu: CudaBackend, **args: Any) -> tuple[Any, list[Buffer], tuple[Buffer, ...], Buffer]:
+    """The launch of a quantized convolution, its inputs, scratch and output."""
+    op = operator("QLinearConv", 9, kernel=3, pad=1, **args)
+    one, step = spec((), "int8"), spec((), "float32")
+    inputs = [spec(X, "int8"), step, one, spec(W, "int8"), step, one, step, one, spec((4,), "int32")]
+    outputs = op.infer(inputs)
+    found = find(op, "cuda", inputs, outputs)
+    wanted = [] if found.scratch is None else found.scratch(op, inputs, outputs)
+    given, scratch = [Buffer.empty(gpu, s) for s in inputs], tuple(Buffer.empty(gpu, s) for s in wanted)
+    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
+    y = Buffer.empty(gpu, outputs[0])
+    return found.function(tuple(given), (y,), op.args, context), given, scratch, y
+
+
+def test_symmetric_convolutions_of_whole_numbers_take_cudnn(
+    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Any]] = []
+
+    def prepare(ctx: Any, kernel: Any, types: Any, arguments: Any, grid: Any) -> Any:
+        return lambda: done.append((kernel.name, arguments))
+
+    monkeypatch.setattr(quantization, "prepare", prepare)
+    launch, given, (sums, workspace), y = quantized(gpu, symmetric=1)
+    launch()
+    ((_, operands, at, _),) = library.executed
+    assert operands == {i: b.pointer for i, b in enumerate((given[0], given[3], sums), 1)}
+    assert (at, sums.dtype, sums.shape) == (workspace.pointer, np.int32, Y)
+    ((name, arguments),) = done
+    assert name == "requantize"
+    assert arguments == (sums, given[1], given[4], given[6], given[7], given[8], y, y.size, 4, 64, 0)
+    # Zero points are data that no plan knows of.
+    launch, given, scratch, y = quantized(gpu)
+    launch()
+    assert (scratch, len(library.executed), done[-1][0]) == ((), 1, "qconv_fwd")
+    assert done[-1][1][2] is given[2]
+    library.plans = {"eng0": (0, "NONDETERMINISTIC")}
+    cudnn_execution.PLANS.clear()
+    launch, given, _, y = quantized(gpu, symmetric=1, stride=2)
+    launch()
+    assert (len(library.executed), done[-1][0], done[-1][1][2]) == (1, "qconv_fwd", None)
+
+
+#: Types, and plans that none of their graphs may use: in float32 none with tensor cores, on a device without
+#: bfloat16 none at all.
+USELESS: dict[str, dict[str, tuple[int, str]]] = {"float32": {"eng0": (0, "TENSOR_CORE")}, "bfloat16": {}}
+
+
+@pytest.mark.parametrize("dtype", USELESS)
 def test_what_has_no_plan_runs_directly(
-    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    library: Library,
+    gpu: CudaBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(conv_direct, "convolution", lambda *given: lambda: done.append("direct"))
-    library.plans = {"eng0": (0, "TENSOR_CORE")}
+    library.plans = USELESS[dtype]
     op = operator("Conv", 2, kernel=3, pad=1)
     for x in (X, X, (0, *X[1:])):
-        inputs, outputs = specs(op, spec(x, "float32"), spec(W, "float32"))
+        inputs, outputs = specs(op, spec(x, dtype), spec(W, dtype))
         found = find(op, "cuda", inputs, outputs)
         assert found.scratch is not None
         scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
@@ -657,7 +714,21 @@ def test_what_has_no_plan_runs_directly(
     assert done == ["direct"] * 3
     assert library.executed == []
     (message,) = (record.message for record in caplog.records)
-    assert "runs on cuda:0 with engine 'DIRECT': cuDNN has no plan of convolution forward float32" in message
+    assert f"runs on cuda:0 with engine 'DIRECT': cuDNN has no plan of convolution forward {dtype}" in message
+
+
+def test_bfloat16_may_use_tensor_cores(library: Library, gpu: CudaBackend) -> None:
+    op = operator("Conv", 2, kernel=3, pad=1)
+    inputs, outputs = specs(op, spec(X, "bfloat16"), spec(W, "bfloat16"))
+    found = find(op, "cuda", inputs, outputs)
+    assert found.scratch is not None
+    scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
+    given, made = (tuple(Buffer.empty(gpu, s) for s in group) for group in (inputs, outputs))
+    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
+    found.function(given, made, op.args, context)()
+    ((name, operands, _, _),) = library.executed
+    assert name == "eng0"
+    assert operands == {1: given[0].pointer, 2: given[1].pointer, 3: made[0].pointer}
 
 
 @pytest.mark.skipif(COMPILER is None, reason=toolchain.MISSING)

@@ -19,6 +19,7 @@ from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import cublaslt, gemm, launch, nvrtc
 from gpunet.cuda_kernels.cuda_backend import Cuda, CudaBackend
+from gpunet.cuda_kernels.signature import FLOATS
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import Device
@@ -29,12 +30,11 @@ from gpunet.specs import TensorSpec
 from tests import fake_cublaslt
 from tests.fake_cuda import Bindings
 
-FLOATS = ["float32", "float16", "float64"]
 #: Sizes (m, n, k) around the tile of 64 x 64 x 16.
 SIZES = [(1, 1, 1), (3, 5, 7), (64, 64, 16), (65, 63, 17), (1, 130, 33), (70, 2, 100), (5, 4, 0), (0, 3, 2)]
 
 needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
-tolerance = {"float32": 2e-5, "float16": 4e-3, "float64": 1e-12}
+tolerance = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2**-7, "float64": 1e-12}
 
 
 @pytest.fixture
@@ -243,7 +243,12 @@ def test_operators_agree_with_the_cpu(
     op = Operator(definition)
     inferred = op.infer(specs(inputs))
     want = [np.zeros(s.shape, s.dtype) for s in inferred]
-    kernels.find(op, "cpu").function(tuple(inputs), tuple(want), op.args, KernelContext(op))
+    reference = kernels.find(op, "cpu", specs(inputs), inferred)
+    scratch = [] if reference.scratch is None else reference.scratch(op, specs(inputs), inferred)
+    context = KernelContext(op, scratch=tuple(np.empty(s.shape, s.dtype) for s in scratch))
+    step = reference.function(tuple(inputs), tuple(want), op.args, context)
+    if reference.binds:
+        step()
 
     device = backend(Device("sim"))
     found = kernels.find(op, "sim", specs(inputs), inferred)
@@ -257,10 +262,10 @@ def test_operators_agree_with_the_cpu(
     buffers = tuple(Buffer.from_numpy(device, x, f"i{i}") for i, x in enumerate(inputs))
     outputs = tuple(Buffer.empty(device, s, f"o{i}") for i, s in enumerate(inferred))
     found.function(buffers, outputs, op.args, context)()
-    for got, reference in zip(outputs, want, strict=True):
-        tol = {"float32": 5e-5, "float16": 8e-3, "float64": 1e-12}[dtype]
+    for got, right in zip(outputs, want, strict=True):
+        tol = {"float32": 5e-5, "float16": 8e-3, "bfloat16": 2**-7, "float64": 1e-12}[dtype]
         np.testing.assert_allclose(
-            got.numpy().astype(np.float64), reference.astype(np.float64), tol, tol * len(inputs[0]) ** 0.5
+            got.numpy().astype(np.float64), right.astype(np.float64), tol, tol * len(inputs[0]) ** 0.5
         )
 
 
@@ -490,4 +495,4 @@ def test_alignment(address: int, want: int) -> None:
 
 def test_the_kernels_are_compiled() -> None:
     assert cuda_kernels.__file__
-    assert len(nvrtc.declared_functions("gemm")) == 12
+    assert len(nvrtc.declared_functions("gemm")) == 4 * len(FLOATS)
