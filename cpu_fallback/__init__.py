@@ -26,6 +26,7 @@ from gpunet.cpu_fallback import matmul as matmul
 from gpunet.cpu_fallback import normalization as normalization
 from gpunet.cpu_fallback import optimizer as optimizer
 from gpunet.cpu_fallback import pooling as pooling
+from gpunet.cpu_fallback import quantization as quantization
 from gpunet.cpu_fallback import reduction as reduction
 from gpunet.cpu_fallback import shaping as shaping
 from gpunet.cpu_fallback import softmax as softmax

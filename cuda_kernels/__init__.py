@@ -34,6 +34,7 @@ from gpunet.cuda_kernels import multi_tensor as multi_tensor
 from gpunet.cuda_kernels import normalization as normalization
 from gpunet.cuda_kernels import optimizer as optimizer
 from gpunet.cuda_kernels import pooling as pooling
+from gpunet.cuda_kernels import quantization as quantization
 from gpunet.cuda_kernels import reduction as reduction
 from gpunet.cuda_kernels import shaping as shaping
 from gpunet.cuda_kernels import softmax as softmax

@@ -31,13 +31,14 @@ INSTEAD: Final = f"engine {DIRECT!r}"
 FORWARD_TYPES: Final = tuple(CONVOLUTIONS)
 GRADIENT_TYPES: Final = tuple(f"{type}Gradient" for type in CONVOLUTIONS)
 
-_SIZES: Final = f"int64 batch, int32 channels, int32 filters, int32 groups, int32 channels_last, {WINDOW}"
-_FWD = Kernel("conv_direct", "conv_fwd", f"const T* x, const T* w, const T* bias, T* y, {_SIZES}", T=FLOATS)
-_DATA = Kernel("conv_direct", "conv_data", f"const T* w, const T* dy, T* dx, {_SIZES}", T=FLOATS)
+#: What the kernels are told of a convolution: GPUNET_CONVOLUTION_PARAMETERS of include/conv_tiles.cuh.
+SIZES: Final = f"int64 batch, int32 channels, int32 filters, int32 groups, int32 channels_last, {WINDOW}"
+_FWD = Kernel("conv_direct", "conv_fwd", f"const T* x, const T* w, const T* bias, T* y, {SIZES}", T=FLOATS)
+_DATA = Kernel("conv_direct", "conv_data", f"const T* w, const T* dy, T* dx, {SIZES}", T=FLOATS)
 _FILTER = Kernel(
     "conv_direct",
     "conv_filter",
-    f"const T* x, const T* dy, T* dw, uint8* partial, int64 slices, {_SIZES}",
+    f"const T* x, const T* dy, T* dw, uint8* partial, int64 slices, {SIZES}",
     T=FLOATS,
 )
 _FILTER_SUM = Kernel(
@@ -54,7 +55,7 @@ _BIAS = Kernel(
 #: They decide the order of additions, so they do not depend on the device.
 _WANTED_BLOCKS: Final = 256
 _SLICE: Final = 512
-#: Columns of a tile and threads of its block, as in conv_direct.cu.
+#: Columns of a tile and threads of its block, as in include/conv_tiles.cuh.
 _COLUMNS: Final = 64
 _THREADS: Final = 256
 
@@ -97,10 +98,15 @@ def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str 
 def convolution(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = W * X + b``."""
     x, w, *bias = inputs
-    window, sizes = _sizes(ctx.op, x, w)
-    arguments = (x, w, bias[0] if bias else None, outputs[0], *sizes)
-    tiles = _tiles(w.shape[0] // args.group, x.shape[0] * window.positions, args.group)
-    return prepare(ctx, _FWD, (x.dtype,), arguments, _grid(tiles))
+    sizes, grid = forward_plan(ctx.op, x, w)
+    return prepare(ctx, _FWD, (x.dtype,), (x, w, bias[0] if bias else None, outputs[0], *sizes), grid)
+
+
+def forward_plan(op: Operator, x: Any, w: Any) -> tuple[tuple[int, ...], Grid]:
+    """The sizes of a forward product of X and W, as :data:`SIZES` declares them, and its grid."""
+    window, sizes = _sizes(op, x, w)
+    groups = op.args.group
+    return sizes, _grid(_tiles(w.shape[0] // groups, x.shape[0] * window.positions, groups))
 
 
 def _filter_slices(op: Operator, x: Any, w: Any) -> tuple[int, int]:

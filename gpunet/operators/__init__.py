@@ -26,6 +26,7 @@ from gpunet.operators import matmul as matmul
 from gpunet.operators import normalization as normalization
 from gpunet.operators import optimizer as optimizer
 from gpunet.operators import pooling as pooling
+from gpunet.operators import quantization as quantization
 from gpunet.operators import reduction as reduction
 from gpunet.operators import shaping as shaping
 from gpunet.operators import softmax as softmax
