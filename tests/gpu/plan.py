@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,9 @@ LAYERS = {
 }
 
 
+BOTH = ("float32", "float16")
+
+
 def of_operator(op: Operator, x: Any, w: Any, bias: bool) -> Iterator[Convolution]:
     """Forward and gradients of one operator."""
     yield convolution.descriptor("forward", op, x, w, bias=bias)
@@ -99,8 +102,8 @@ def transposed_cases() -> Iterator[Convolution]:
                 yield from of_operator(op, y, inputs[1], bias=False)
 
 
-def layers(*nets: str) -> Iterator[Convolution]:
-    """The convolutions of networks, in both types and orders of dimensions."""
+def layers(*nets: str, types: Sequence[str] = BOTH) -> Iterator[Convolution]:
+    """The convolutions of networks, in types and both orders of dimensions."""
     for net in nets:
         for n, c, side, m, k, stride, pad in LAYERS[net]:
             for order in ("NCHW", "NHWC"):
@@ -110,7 +113,7 @@ def layers(*nets: str) -> Iterator[Convolution]:
                 shapes = ((n, c, side, side), (m, c, k, k))
                 if order == "NHWC":
                     shapes = ((n, side, side, c), (m, k, k, c))
-                for dtype in ("float32", "float16"):
+                for dtype in types:
                     x, w = (spec(shape, dtype) for shape in shapes)
                     yield from of_operator(Operator(definition), x, w, bias=net == "lenet")
 
@@ -122,9 +125,9 @@ def square(
     return Convolution(kind, dtype, x, (32, 32, 3, 3), x, one, one, one, one, last, epilogue, result)
 
 
-def fused() -> Iterator[Descriptor]:
-    """Convolutions with what follows them, transposed, in int8."""
-    for dtype in ("float32", "float16"):
+def fused(*types: str) -> Iterator[Descriptor]:
+    """Convolutions with what follows them, and transposed."""
+    for dtype in types:
         for last in (False, True):
             yield square("forward", dtype, last, ("bias", "relu"))
             one, two = (1, 1), (2, 2)
@@ -132,6 +135,10 @@ def fused() -> Iterator[Descriptor]:
             yield Convolution("data", dtype, *shapes, two, one, one, one, last)
         yield square("forward", dtype, True, ("scale", "bias", "add", "relu"))
         yield square("forward", dtype, True, ("scale", "bias", "relu"))
+
+
+def in_int8() -> Iterator[Descriptor]:
+    """Convolutions of whole numbers."""
     yield square("forward", "int8", False, (), "int32")
     yield square("forward", "int8", True, (), "float32")
     yield square("forward", "int8", True, ("scale", "bias", "relu"), "int8")
@@ -153,9 +160,9 @@ def quantized() -> Iterator[Convolution]:
             yield quantization.descriptor(op, *(spec(shape, "int8") for shape in shapes))
 
 
-def norms() -> Iterator[Descriptor]:
+def norms(*types: str) -> Iterator[Descriptor]:
     """Batch and layer normalization."""
-    for dtype in ("float32", "float16"):
+    for dtype in types:
         for backward in (False, True):
             type = "SpatialBNGradient" if backward else "SpatialBN"
             for order, shape in (("NCHW", (8, 16, 9, 7)), ("NHWC", (8, 9, 7, 16)), ("NCHW", (6, 24, 10))):
@@ -171,11 +178,11 @@ def norms() -> Iterator[Descriptor]:
                 yield cudnn_layer_norm.descriptor(op, spec(shape, dtype))
 
 
-def products() -> Iterator[Descriptor]:
-    """Matrix products, and odd ones as convolutions."""
+def products(half: str, *types: str) -> Iterator[Descriptor]:
+    """Matrix products of a half type, and odd ones as convolutions."""
     for epilogue in ((), ("bias", "relu")):
-        yield MatrixProduct("float16", 64, 32, 128, trans_b=True, epilogue=epilogue)
-        for dtype in ("float32", "float16"):
+        yield MatrixProduct(half, 64, 32, 128, trans_b=True, epilogue=epilogue)
+        for dtype in types:
             yield MatrixProduct(dtype, 33, 77, 51, trans_b=True, epilogue=epilogue).as_convolution()  # type: ignore[misc]
 
 
@@ -188,15 +195,24 @@ def quick() -> Iterator[Descriptor]:
             yield square("forward", dtype, last, ("bias", "relu"))
 
 
+def bfloat16() -> Iterator[Descriptor]:
+    """Some of all of them in bfloat16."""
+    yield from layers("lenet", "resnet20", types=["bfloat16"])
+    yield from fused("bfloat16")
+    yield from norms("bfloat16")
+    yield from products("bfloat16", "bfloat16")
+
+
 TABLES = {
     "quick": quick,
     "operators": operator_cases,
     "transposed": transposed_cases,
     "layers": lambda: layers(*LAYERS),
-    "fused": fused,
+    "fused": lambda: [*fused(*BOTH), *in_int8()],
     "quantized": quantized,
-    "norms": norms,
-    "products": products,
+    "norms": lambda: norms(*BOTH),
+    "products": lambda: products("float16", *BOTH),
+    "bfloat16": bfloat16,
 }
 
 
