@@ -101,7 +101,7 @@ def uniform_fill(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     return (y,)
 
 
-@kernel("Float16UniformFill")
+@kernel("Float16UniformFill", bfloat16=True)
 def float16_uniform_fill(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Uniform random numbers."""
     philox.uniform(outputs[0], args.min, args.max, **_key(ctx))

@@ -10,6 +10,7 @@ import pytest
 
 import gpunet
 from gpunet.data import Dataset
+from gpunet.dtypes import bfloat16
 from gpunet.errors import CheckpointError
 from gpunet.training import CheckpointFolder, Settings, make_trainer, read_checkpoint
 from gpunet.training.records import MAGIC, read_records, write_records
@@ -75,6 +76,7 @@ VALUES = {
     "f": np.float32([[1.5, -0.0, np.nan], [np.inf, 1e-45, 3]]),
     "scalar": np.float64(0.1) * np.ones(()),
     "half": np.float16([1, 2.5]),
+    "bfloat16": np.array([[1, 2.5], [-0.0, np.inf]]).astype(bfloat16()),
     "empty": np.empty((0, 3), np.int64),
     "i": np.int64([2**62, -1]),
     "b": np.array([True, False]),

@@ -94,7 +94,8 @@ def test_the_example_compiles_for_gpus() -> None:
         pytest.skip(str(error))
     runpy.run_path(str(EXAMPLE))
     ((module, _),) = {(m, n) for m, n in signature.declared if n == "swish"}
-    wanted = {f"swish{part}_{suffix}" for part in ("", "_gradient") for suffix in ("f16", "f32", "f64")}
+    suffixes = ("f16", "bf16", "f32", "f64")
+    wanted = {f"swish{part}_{suffix}" for part in ("", "_gradient") for suffix in suffixes}
     assert set(nvrtc.declared_functions(module)) == wanted
     for architecture in (75, 80, 90, 100):
         assert nvrtc.functions(nvrtc.compile_module(module, architecture).code) == wanted
@@ -127,8 +128,13 @@ def test_arguments_and_scalars(device: str) -> None:
     np.testing.assert_array_equal(run(device, "Affine", x, slope=4.0)[0], x * 4 + 3)
     np.testing.assert_array_equal(run(device, "Affine", x.astype(np.float64))[0], x * 2.0 + 3)
     assert run(device, "Affine", x[:0])[0].shape == (0, 3)
-    with pytest.raises(DataTypeError, match=r"input X .* is float16 2x3, wanted one of float32, float64"):
-        run(device, "Affine", x.astype(np.float16))
+    half = x.astype(np.float16)
+    np.testing.assert_array_equal(run("cpu", "Affine", half)[0], half * 2 + 3)
+    if device != "cpu":
+        with pytest.raises(DeviceError, match="'affine' is made for T of float32, float64, found float16"):
+            run(device, "Affine", half)
+    with pytest.raises(DataTypeError, match=r"input X .* is int32 2x3, wanted one of .*float32, float64"):
+        run(device, "Affine", x.astype(np.int32))
 
 
 REVERSE = """

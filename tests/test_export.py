@@ -8,6 +8,7 @@ import pytest
 import gpunet
 from gpunet.analysis import net_cost
 from gpunet.definitions import make_operator
+from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DataTypeError, FormatError, NetError
 from gpunet.export import Predictor, given_fill, load_model, save_model
 from gpunet.proto import NetDef
@@ -87,6 +88,7 @@ def test_only_what_the_outputs_need_is_saved(tmp_path):
     [
         np.float32([[1.5, np.inf], [-0.0, 1e-45]]),
         np.float16([1.5, 65504]),
+        np.array([1.5, 3e38, -(2.0**-130)]).astype(bfloat16()),
         np.float64([0.5]),
         np.int64([2**40]),
         np.int32([-5]),

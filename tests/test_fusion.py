@@ -14,6 +14,7 @@ from gpunet.cuda_kernels import fused as cuda_fused
 from gpunet.cuda_kernels import nvrtc
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
+from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import Node
 from gpunet.operators.fused import BROADCASTING, POINTWISE
@@ -140,7 +141,7 @@ TOTALS = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, bfloat16()])
 @pytest.mark.parametrize("total", TOTALS, ids=lambda o: f"{o.type}{len(o.arg)}")
 def test_a_sum_ends_a_group(device, total, dtype):
     ops = [op("Sub", "x z", "a"), op("Sqr", "a", "b"), total]

@@ -9,6 +9,7 @@ import gpunet
 from gpunet import nan_check
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
+from gpunet.dtypes import bfloat16
 from gpunet.errors import KernelError
 from gpunet.proto import NetDef, OperatorDef
 
@@ -113,6 +114,11 @@ def test_constants_are_looked_at():
             "'b' (float16 1) has 1 of 1 elements that are not finite (1 NaN, 0 infinite), "
             "the first at [0]; the others: none",
         ),
+        (
+            np.array([1, -np.inf, np.nan, 3]).astype(bfloat16()),
+            "'b' (bfloat16 4) has 2 of 4 elements that are not finite (1 NaN, 1 infinite), "
+            "the first at [1]; the others: min 1, max 3, mean 2",
+        ),
         (b"text", "'b' (byte string)"),
     ],
 )
@@ -122,6 +128,8 @@ def test_descriptions(value, text):
 
 def test_whole_numbers_and_texts_are_never_bad():
     assert not nan_check.is_bad(np.array([1, 2]))
+    assert not nan_check.is_bad(np.array([1, 2]).astype(bfloat16()))
+    assert nan_check.is_bad(np.array([1, np.nan]).astype(bfloat16()))
     assert not nan_check.is_bad(np.array([b"a"], dtype=object))
     assert not nan_check.is_bad(b"nan")
     assert nan_check.is_bad(np.array(np.inf))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpunet import philox
+from gpunet.dtypes import bfloat16, float_limits
 from gpunet.errors import ArgumentError, DataTypeError
 
 KEY = {"seed": 0x299F31D0_A4093822, "operator": 77, "step": 5}
@@ -102,9 +103,11 @@ def test_raw_refuses_negative_ranges():
 
 FILLS = [
     pytest.param(np.float16, lambda out: philox.uniform(out, -1, 2, **KEY), id="uniform-float16"),
+    pytest.param(bfloat16(), lambda out: philox.uniform(out, -1, 2, **KEY), id="uniform-bfloat16"),
     pytest.param(np.float32, lambda out: philox.uniform(out, -1, 2, **KEY), id="uniform-float32"),
     pytest.param(np.float64, lambda out: philox.uniform(out, -1, 2, **KEY), id="uniform-float64"),
     pytest.param(np.float16, lambda out: philox.normal(out, 1, 2, **KEY), id="normal-float16"),
+    pytest.param(bfloat16(), lambda out: philox.normal(out, 1, 2, **KEY), id="normal-bfloat16"),
     pytest.param(np.float32, lambda out: philox.normal(out, 1, 2, **KEY), id="normal-float32"),
     pytest.param(np.float64, lambda out: philox.normal(out, 1, 2, **KEY), id="normal-float64"),
     pytest.param(np.int32, lambda out: philox.integers(out, -5, 900, **KEY), id="integers-int32"),
@@ -157,10 +160,10 @@ def test_uniform_follows_the_mapping():
     assert double.tolist() == [(v >> 11) / 2**53 for v in numbers(5)]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16().type, np.float32])
 def test_uniform_never_reaches_its_upper_bound(dtype):
     """[1, 1 + 4 eps) has four values, and the plain formula rounds an eighth of the draws up to the bound."""
-    low, step = dtype(1), np.finfo(dtype).eps
+    low, step = dtype(1), float_limits(np.dtype(dtype)).eps
     high = low + dtype(4) * step
     out = np.empty(4000, dtype)
     philox.uniform(out, float(low), float(high), **KEY)
@@ -227,6 +230,17 @@ def test_normal_in_its_far_tail_follows_the_mapping():
     out = np.empty(9140, np.float32)
     philox.normal(out, 0, 1, **key)
     np.testing.assert_allclose(out[-2:], box_muller(114 / 2**32, w[1] / 2**32), rtol=1.2e-7)
+
+
+def test_bfloat16_is_float32_rounded():
+    for draw, limits in ((philox.normal, (3.0, 0.5)), (philox.uniform, (-2.0, 6.0))):
+        single, narrow = np.empty(10_000, np.float32), np.empty(10_000, bfloat16())
+        draw(single, *limits, **KEY)
+        draw(narrow, *limits, **KEY)
+        rounded = single.astype(bfloat16())
+        if draw is philox.uniform:  # 6 itself is not in the interval
+            rounded = np.minimum(rounded, np.nextafter(bfloat16().type(6), bfloat16().type(0)))
+        np.testing.assert_array_equal(narrow, rounded)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -9,6 +9,7 @@ import pytest
 
 import gpunet
 from gpunet.definitions import make_operator
+from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DataTypeError, DeviceError, FormatError, NetError, ShapeError
 from gpunet.proto import NetDef, OperatorDef, TensorProto
 from gpunet.serialization import tensor_to_proto
@@ -33,6 +34,7 @@ def relu_net(name: str = "n") -> gpunet.Net:
         np.array(3.5),
         np.array([True, False]),
         np.arange(8, dtype=np.float16)[::2],
+        np.arange(8).astype(bfloat16())[::2],
         np.asfortranarray(np.ones((2, 3), dtype=np.uint8)),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpunet.arguments import Arg, Bool, DataType, Float, Int, Ints, Scalar, Strings, Values
+from gpunet.dtypes import is_half
 from gpunet.errors import ArgumentError, DataTypeError, ShapeError
 from gpunet.operator import Operator
 from gpunet.rules import describe
@@ -177,8 +178,6 @@ _FIXED_TYPES: Final = {
         "XavierFill": "float32",
         "MSRAFill": "float32",
         "RangeFill": "float32",
-        "Float16ConstantFill": "float16",
-        "Float16UniformFill": "float16",
         "GivenTensorDoubleFill": "float64",
         "GivenTensorBoolFill": "bool",
         "GivenTensorInt16Fill": "int16",
@@ -203,11 +202,20 @@ _register(
     counts=(0, 1, 2),
     check=_check_value,
 )
+_HALF_TYPE: Final = DataType("dtype", np.float16, "element type of the output: float16 or bfloat16")
+
+
+def _check_half(op: Operator) -> None:
+    if not is_half(fill_dtype(op)):
+        raise ArgumentError(f"argument 'dtype' is {fill_dtype(op)}, wanted float16 or bfloat16")
+
+
 _register(
     "Float16ConstantFill",
-    "Every element is ``value``, in float16.",
-    args=[Float("value", 0.0, "the value")],
+    "Every element is ``value``, in a half type.",
+    args=[Float("value", 0.0, "the value"), _HALF_TYPE],
     counts=(0,),
+    check=_check_half,
 )
 _register(
     "DiagonalFill",
@@ -235,6 +243,11 @@ def _check_range(op: Operator) -> None:
         raise ArgumentError(
             f"arguments 'min' {op.args.min:g} and 'max' {op.args.max:g} do not fit, wanted min below max"
         )
+
+
+def _check_half_range(op: Operator) -> None:
+    _check_half(op)
+    _check_range(op)
 
 
 def _uniform_dynamic(op: Operator) -> bool:
@@ -268,11 +281,11 @@ for _type, _what, _kind in (
     )
 _register(
     "Float16UniformFill",
-    "Uniform random numbers in [min, max), in float16.",
-    args=[Float("min", 0.0, "lower bound"), Float("max", 1.0, "upper bound")],
+    "Uniform random numbers in [min, max), in a half type.",
+    args=[Float("min", 0.0, "lower bound"), Float("max", 1.0, "upper bound"), _HALF_TYPE],
     counts=(0,),
     random=True,
-    check=_check_range,
+    check=_check_half_range,
 )
 _register(
     "XavierFill",
