@@ -24,6 +24,7 @@ import numpy as np
 
 from gpunet import schema
 from gpunet.arguments import Arg, Arguments
+from gpunet.dtypes import as_dtype
 from gpunet.errors import DataTypeError, GradientError, KernelError, SchemaError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.kernels import KernelContext, kernel
@@ -74,7 +75,7 @@ def operator(
         numpy: called with the input arrays, and the arguments by name; returns the output, or a tuple of
             them. It must not change its inputs.
         inputs: their names, or :class:`gpunet.schema.Input`. An input given by name takes the element types
-            that its kernel parameter takes, or ``types``.
+            that its kernel parameter takes, or ``types``; where these are floats, all floats.
         outputs: their names, or :class:`gpunet.schema.Output`.
         args: typed arguments, made with :mod:`gpunet.arguments`.
         infer: (operator, specs of inputs) to specs of outputs; by default all inputs have the shape and the
@@ -92,6 +93,7 @@ def operator(
             an argument its value, any other name comes from ``scalars``. By default the pointers, ``n``, and
             all arguments.
         types: element types that the source instantiates for ``T``, or for each type parameter by name.
+            Other floats run on the CPU.
         scalars: (inputs, outputs, arguments) to the values of other scalar parameters, by name.
         grid: (inputs, outputs, arguments) to (blocks, threads), 32 to 1024 threads; by default enough for a
             ``GPUNET_LOOP`` over ``n``.
@@ -105,8 +107,8 @@ def operator(
     if type in schema.registered_types():
         raise SchemaError(f"operator {type!r} is already registered, wanted a name of its own")
     named = types if isinstance(types, Mapping) else {"T": types}
-    parameter_types = {key: tuple(value) for key, value in named.items()}
-    wanted: Sequence[frozenset[np.dtype]] = [frozenset(map(np.dtype, next(iter(parameter_types.values()))))]
+    parameter_types = {key: tuple(as_dtype(t).name for t in value) for key, value in named.items()}
+    wanted: Sequence[frozenset[np.dtype]] = [frozenset(map(as_dtype, next(iter(parameter_types.values()))))]
     declared: Kernel | None = None
     if cuda is not None:
         text = parameters or _default_parameters(inputs, outputs, args)
@@ -114,7 +116,7 @@ def operator(
         _check_parameters(type, declared, inputs, outputs, args, scalars is not None)
         wanted = _element_types(declared)
     places = [
-        x if isinstance(x, Input) else Input(x, types=wanted[min(i, len(wanted) - 1)])
+        x if isinstance(x, Input) else Input(x, types=_with_floats(wanted[min(i, len(wanted) - 1)]))
         for i, x in enumerate(inputs)
     ]
     made = schema.register(
@@ -129,8 +131,17 @@ def operator(
     )
     kernel(type)(_numpy_kernel(numpy, args))
     if declared is not None:
-        kernel(type, device="cuda", binds=True)(_launcher(declared, scalars, grid))
+        kernel(type, device="cuda", binds=True, against=_against(declared))(
+            _launcher(declared, scalars, grid)
+        )
     return made
+
+
+def _with_floats(types: frozenset[np.dtype]) -> frozenset[np.dtype]:
+    """All floats, where the kernel takes floats: the NumPy function takes them, and gradients are compared in
+    float64.
+    """
+    return schema.FLOATS if types <= schema.FLOATS else types
 
 
 def _snake(type: str) -> str:
@@ -290,6 +301,22 @@ def _element_types(declared: Kernel) -> list[frozenset[np.dtype]]:
         for p in declared.parameters
         if p.pointer
     ]
+
+
+def _against(declared: Kernel) -> Callable[[Operator, Sequence[Any], Sequence[Any]], str | None]:
+    pointers = [p.type for p in declared.parameters if p.pointer]
+    firsts = {key: pointers.index(key) for key in declared.types}
+
+    def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+        """Which element type there is no kernel for."""
+        for key, at in firsts.items():
+            found = (*inputs, *outputs)[at].dtype
+            if found not in declared.types[key]:
+                names = ", ".join(t.name for t in declared.types[key])
+                return f"kernel {declared.name!r} is made for {key} of {names}, found {found.name}"
+        return None
+
+    return against
 
 
 def _launcher(

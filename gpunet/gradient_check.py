@@ -61,10 +61,19 @@ def specs_of(values: Sequence[Any]) -> list[BlobSpec]:
 
 
 def loss_outputs(definition: OperatorDef) -> list[str]:
-    """The outputs that a gradient starts from: the first, or all of a variadic list."""
-    declared = schema.lookup(definition.type)
-    variadic = bool(declared.outputs) and declared.output_at(len(definition.output)).variadic
-    return list(definition.output) if variadic else list(definition.output[:1])
+    """The outputs that a gradient starts from: the first; all of a variadic list, or where the first alone is
+    refused.
+    """
+    declared, names = schema.lookup(definition.type), list(definition.output)
+    if bool(declared.outputs) and declared.output_at(len(names)).variadic:
+        return names
+    for chosen in (names[:1], names):
+        try:
+            gradient_ops(definition, {name: f"{name}_grad" for name in chosen})
+        except GradientError:
+            continue
+        return chosen
+    return names[:1]  # what is wrong is said where it is used
 
 
 def has_gradient(definition: OperatorDef) -> bool:
@@ -323,6 +332,41 @@ def compare_devices(
         return None
     want = run(definition, _copies(inputs), "cpu")
     return check_agreement(definition.type, run(definition, _copies(inputs), device), want, least)
+
+
+def inplace_definitions(definition: OperatorDef, inputs: Sequence[Any]) -> Iterator[OperatorDef]:
+    """The definition with one output over an input, for each pair that the schema allows and that fits."""
+    op = Operator(definition)
+    specs, outputs = specs_of(inputs), op.infer(specs_of(inputs))
+    for i, o in sorted(op.schema.inplace):
+        if i >= len(specs) or o >= len(outputs) or op.outputs[o] in op.inputs:
+            continue
+        x, y = specs[i], outputs[o]
+        if not (isinstance(x, TensorSpec) and isinstance(y, TensorSpec)):
+            continue
+        if (x.nbytes, x.dtype) == (y.nbytes, y.dtype) and op.inputs.count(op.inputs[i]) == 1:
+            result = OperatorDef()
+            result.CopyFrom(definition)
+            result.output[o] = definition.input[i]
+            yield result
+
+
+def compare_inplace(definition: OperatorDef, inputs: Sequence[Any], device: str) -> float:
+    """Runs one operator in place, in all ways that it allows, and compares with results on the CPU that are
+    not; see :func:`check_agreement`.
+    """
+    want = run(definition, _copies(inputs), "cpu")
+    worst = 0.0
+    for changed in inplace_definitions(definition, inputs):
+        got = run(changed, _copies(inputs), device)
+        try:
+            worst = max(worst, check_agreement(definition.type, got, want))
+        except DisagreementError as error:
+            over = [
+                (i, o) for o, y in enumerate(changed.output) for i, x in enumerate(changed.input) if x == y
+            ]
+            raise DisagreementError(f"with outputs over inputs, (input, output) in {over}: {error}") from None
+    return worst
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:

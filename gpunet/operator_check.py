@@ -275,6 +275,7 @@ def check_operator(type: str, found: Sequence[Sample], devices: Sequence[str]) -
     outcomes = []
     for sample in found:
         outcomes.append(_gradient(type, sample))
+        outcomes += _inplace(sample.definition(type), sample.inputs, sample, "cpu")
         for device in devices:
             outcomes += _device(type, sample, device)
     return outcomes
@@ -310,6 +311,17 @@ def _gradient(type: str, sample: Sample) -> Outcome:
     )
 
 
+def _inplace(definition: OperatorDef, inputs: Sequence[Any], sample: Sample, device: str) -> list[Outcome]:
+    """The outcome of working in place; none where the operator, or its shapes here, do not allow it."""
+    if not any(gradient_check.inplace_definitions(definition, inputs)):
+        return []
+
+    def compare() -> float:
+        return gradient_check.compare_inplace(definition, inputs, device)
+
+    return [_judge(f"in place on {device}", sample, definition.type, compare)]
+
+
 def _device(type: str, sample: Sample, device: str) -> list[Outcome]:
     definition = sample.definition(type)
     steps = [(definition, list(sample.inputs))]
@@ -335,4 +347,5 @@ def _device(type: str, sample: Sample, device: str) -> list[Outcome]:
         outcomes.append(_judge(device, sample, step.type, compare))
         if parse_device(device).kind == "sim":
             outcomes.append(_judge(f"threads on {device}", sample, step.type, reorder))
+        outcomes += _inplace(step, inputs, sample, device)
     return outcomes
