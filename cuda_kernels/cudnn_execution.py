@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import logging
 import math
@@ -30,7 +31,7 @@ from gpunet.cuda_kernels.cudnn import (
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
 from gpunet.cuda_kernels.cudnn_graphs import ALIGNMENT, Descriptor, Settings
 from gpunet.errors import DeviceError, KernelError
-from gpunet.kernels import KernelContext
+from gpunet.kernels import KernelContext, scratch_device
 from gpunet.specs import TensorSpec, spec
 
 Launch = Callable[[], None]
@@ -146,10 +147,13 @@ def find(backend: Backend, descriptor: Descriptor, allowed: Settings | None = No
 
 
 def workspace(*descriptors: Descriptor) -> TensorSpec:
-    """Scratch for plans that run one after another, on any device that is in use."""
-    most = 0
+    """Scratch for plans that run one after another, on the device that it is asked for.
+
+    Where that is not known, it is enough for each device that is in use.
+    """
+    most, wanted = 0, scratch_device()
     for backend in opened():
-        if reason_against(backend) is not None:
+        if (wanted is not None and backend.device != wanted) or reason_against(backend) is not None:
             continue
         for descriptor in descriptors:
             try:
@@ -205,11 +209,16 @@ def prepare(
         numbers: its operands that are numbers of the host.
 
     Raises:
-        NoPlanError: cuDNN cannot run it, or an operand does not begin at a multiple of 16 bytes.
-        KernelError: an operand or the workspace is missing or of another size.
+        NoPlanError: cuDNN cannot run it in this workspace, or an operand does not begin at a multiple of 16
+            bytes.
+        KernelError: an operand is missing or of another size.
     """
     backend, stream = ctx.backend, ctx.stream
+    given = 0 if scratch is None else scratch.nbytes
     plan = find(backend, descriptor)
+    if plan.workspace > given:
+        # Another one than when the scratch was asked for: plans are timed, and may have been forgotten since.
+        plan = find(backend, descriptor, dataclasses.replace(settings(), workspace=given))
     for name, operand in descriptor.operands().items():
         if operand.value:
             if name not in (numbers or {}):
@@ -223,9 +232,6 @@ def prepare(
             raise NoPlanError(
                 f"{descriptor}: operand {name!r} does not begin at a multiple of {ALIGNMENT} bytes"
             )
-    given = 0 if scratch is None else scratch.nbytes
-    if plan.workspace > given:
-        raise KernelError(f"{descriptor}: the workspace has {given} bytes, wanted {plan.workspace}")
     here = device(backend)
     try:
         loaded = here.load(plan, stream)

@@ -17,7 +17,7 @@ from gpunet.engines import Step
 from gpunet.errors import DeviceError, GpunetError, KernelError
 from gpunet.graph import Graph, Node, Value
 from gpunet.graph_engine import by_phase
-from gpunet.kernels import Kernel, KernelContext
+from gpunet.kernels import Kernel, KernelContext, wanted_scratch
 from gpunet.memory_plan import MemoryPlan, plan
 from gpunet.options import GRAPH, Options
 from gpunet.schedule import Item, Lane, Schedule, order, schedule
@@ -194,9 +194,10 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
 
 
 def _wanted_scratch(node: Node) -> Sequence[TensorSpec]:
-    if node.op is None or node.kernel is None or node.kernel.scratch is None:
+    if node.op is None or node.kernel is None:
         return ()
-    return node.kernel.scratch(node.op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
+    specs = [v.spec for v in node.inputs], [v.spec for v in node.outputs]
+    return wanted_scratch(node.kernel, node.op, *specs, node.device)
 
 
 def _offsets(specs: Sequence[TensorSpec]) -> list[int]:

@@ -20,7 +20,8 @@ and nothing else: it allocates no results, does not synchronise, changes no inpu
 
 Scratch memory is declared, not allocated: ``scratch(op, inputs, outputs)`` returns the specs (of tensors)
 that the kernel wants, and ``ctx.scratch`` holds uninitialised arrays for them during the call. Steps of a
-program share that memory.
+program share that memory. What a library wants depends on the device: :func:`scratch_device` tells for which
+one is asked.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -92,6 +94,27 @@ class Kernel:
     scratch: ScratchFunction | None
     against: SupportFunction | None
     bfloat16: bool = False
+
+
+_scratch_device: ContextVar[Any] = ContextVar("device that scratch memory is asked for", default=None)
+
+
+def wanted_scratch(
+    found: Kernel, op: Operator, inputs: Sequence[Any], outputs: Sequence[Any], device: Any
+) -> Sequence[TensorSpec]:
+    """The scratch that a kernel wants on ``device``."""
+    if found.scratch is None:
+        return ()
+    token = _scratch_device.set(device)
+    try:
+        return found.scratch(op, inputs, outputs)
+    finally:
+        _scratch_device.reset(token)
+
+
+def scratch_device() -> Any:
+    """The device for which a scratch function is asked just now; ``None`` outside of programs."""
+    return _scratch_device.get()
 
 
 _kernels: dict[tuple[str, str, str], Kernel] = {}

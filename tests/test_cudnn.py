@@ -43,7 +43,7 @@ from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
-from gpunet.kernels import KernelContext, find, reason_against
+from gpunet.kernels import KernelContext, find, reason_against, wanted_scratch
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec, spec
 from tests.fake_cudnn import Library, Times
@@ -456,7 +456,7 @@ def test_what_is_allowed_decides(library: Library, gpu: CudaBackend, monkeypatch
 def test_what_is_wrong_is_said(library: Library, gpu: CudaBackend) -> None:
     context = KernelContext(operator(), backend=gpu, stream=gpu.stream)
     given, scratch = buffers(gpu, GRAPH), Buffer.empty(gpu, spec((512,), np.uint8))
-    with pytest.raises(KernelError, match="the workspace has 0 bytes, wanted 512"):
+    with pytest.raises(cudnn.NoPlanError, match=r"none builds without .* in 0 bytes of workspace"):
         cudnn_execution.prepare(context, GRAPH, given, None)
     with pytest.raises(KernelError, match="operand 'w' is missing, wanted 432 bytes"):
         cudnn_execution.prepare(context, GRAPH, given | {"w": None}, scratch)
@@ -471,6 +471,45 @@ def test_what_is_wrong_is_said(library: Library, gpu: CudaBackend) -> None:
         KernelError, match=r"cuDNN failed on cuda:0 with convolution forward .*\(eng1\): it is broken"
     ):
         launch()
+
+
+def test_a_plan_fits_into_the_scratch_that_there_is(library: Library, gpu: CudaBackend) -> None:
+    context = KernelContext(operator(), backend=gpu, stream=gpu.stream)
+    given, scratch = buffers(gpu, GRAPH), Buffer.empty(gpu, cudnn_execution.workspace(GRAPH))
+    assert scratch.nbytes == 512
+    # The plan is forgotten, and another one is the fastest now.
+    cudnn_execution.PLANS.clear()
+    cudnn_cache.path(plan_key(*key_of(gpu))).unlink()
+    library.plans = {"eng2": (1024, ""), "eng5": (256, "")}
+    cudnn_execution.prepare(context, GRAPH, given, scratch)()
+    assert library.executed[-1][0] == "eng5"
+
+
+def key_of(gpu: CudaBackend) -> tuple[Any, ...]:
+    properties = cudnn_execution.device(gpu).target.properties
+    return properties, GRAPH, cudnn.settings(), cudnn.versions()
+
+
+def test_scratch_is_that_of_the_device_that_it_is_for(
+    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = CudaBackend(Device("cuda", 1), fake(devices=2, memory=64 << 20))
+    monkeypatch.setattr(backends, "_open", {gpu.device: gpu, second.device: second})
+    planned: list[Device] = []
+    sizes = {gpu.device: 4096, second.device: 512}
+
+    def plan(backend: Any, descriptor: Any, allowed: Any = None) -> Plan:
+        planned.append(backend.device)
+        return Plan("key", "engine", sizes[backend.device], b"")
+
+    monkeypatch.setattr(cudnn_execution, "find", plan)
+    op = operator(kernel=3, pad=1)
+    inputs, outputs = specs(op, spec(X, "float32"), spec(W, "float32"))
+    found = find(op, "cuda", inputs, outputs)
+    for device in sizes:
+        assert [s.nbytes for s in wanted_scratch(found, op, inputs, outputs, device)] == [sizes[device]]
+    assert planned == list(sizes), "no plan is made for the other device"
+    assert cudnn_execution.workspace(GRAPH).nbytes == 4096
 
 
 def test_a_plan_that_cannot_be_loaded_is_none(library: Library, gpu: CudaBackend) -> None:
