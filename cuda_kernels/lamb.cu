@@ -1,4 +1,5 @@
-// The LAMB update: the direction, sums of squares (optimizer.cu), and the step. Rates and iteration numbers are read from device
+// The LAMB update: the direction, sums of squares (optimizer.cu), and the step; and norms of segments, for parts of parameters that
+// are shared between ranks. Rates and iteration numbers are read from device
 // memory. Outputs may be the inputs of their in-place pairs: every thread reads its element before it writes it.
 #include "gpunet.cuh"
 #include "optimizer.cuh"
@@ -48,6 +49,39 @@ __device__ inline void lamb_step(const T* w, const T* direction, const T* square
   GPUNET_LOOP(i, n) new_w[i] = w[i] + direction[i] * (T)rate[0];
 }
 
+// A row of the sums of squares: a block for each segment.
+template <typename T>
+__device__ inline void segment_squares(const int64* starts, const T* x, T* squares, int64 n, int64 segments, int64 row) {
+  __shared__ T scratch[32];
+  for (int64 s = blockIdx.x; s < segments; s += gridDim.x) {
+    const int64 begin = starts[s] < 0 ? 0 : starts[s], end = starts[s + 1] > n ? n : starts[s + 1];
+    T total = 0;
+    for (int64 i = begin + threadIdx.x; i < end; i += blockDim.x) total += x[i] * x[i];
+    total = block_reduce(total, scratch, (T)0, Sum());
+    if (threadIdx.x == 0) squares[row * segments + s] = total;
+    __syncthreads();
+  }
+}
+
+// The last block has the elements that are in no segment.
+template <typename T>
+__device__ inline void scale_by_norms(const T* x, const int64* starts, const T* squares, T* y, int64 n, int64 segments,
+                                      double trust, double offset, double lowest, double highest) {
+  for (int64 s = blockIdx.x; s <= segments; s += gridDim.x) {
+    if (s == segments) {
+      for (int64 i = threadIdx.x; i < starts[0] && i < n; i += blockDim.x) y[i] = x[i];
+      for (int64 i = (starts[s] < 0 ? 0 : starts[s]) + threadIdx.x; i < n; i += blockDim.x) y[i] = x[i];
+      continue;
+    }
+    const double norm = sqrt((double)squares[s]), length = sqrt((double)squares[segments + s]);
+    double factor = norm > 0 ? trust / (length / norm + offset) : 1.0;
+    factor = factor > highest ? highest : factor;
+    factor = factor < lowest ? lowest : factor;
+    const int64 begin = starts[s] < 0 ? 0 : starts[s], end = starts[s + 1] > n ? n : starts[s + 1];
+    for (int64 i = begin + threadIdx.x; i < end; i += blockDim.x) y[i] = x[i] * (T)factor;
+  }
+}
+
 #define LAMB_STEP(S, T, LS, L)                                                                                      \
   extern "C" __global__ void lamb_step_##S##_##LS(const T* w, const T* direction, const T* squares,                 \
                                                   const T* direction_squares, const L* lr, T* new_w, int64 n,       \
@@ -55,6 +89,15 @@ __device__ inline void lamb_step(const T* w, const T* direction, const T* square
     lamb_step(w, direction, squares, direction_squares, lr, new_w, n, count);                                       \
   }
 #define LAMB(S, T)                                                                                                  \
+  extern "C" __global__ void segment_squares_##S(const int64* starts, const T* x, T* squares, int64 n,              \
+                                                 int64 segments, int64 row) {                                       \
+    segment_squares(starts, x, squares, n, segments, row);                                                          \
+  }                                                                                                                 \
+  extern "C" __global__ void scale_by_norms_##S(const T* x, const int64* starts, const T* squares, T* y, int64 n,   \
+                                                int64 segments, double trust, double offset, double lowest,         \
+                                                double highest) {                                                   \
+    scale_by_norms(x, starts, squares, y, n, segments, trust, offset, lowest, highest);                             \
+  }                                                                                                                 \
   LAMB_STEP(S, T, f32, float)                                                                                       \
   LAMB_STEP(S, T, f64, double)                                                                                      \
   extern "C" __global__ void lamb_direction_##S(const T* w, const T* m, const T* v, const T* g,                     \

@@ -1,4 +1,4 @@
-"""Launcher of the LAMB update."""
+"""Launchers of the LAMB update and its parts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpunet.arguments import Arguments
-from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
+from gpunet.cuda_kernels.launch import THREADS, blocks, elementwise, in_order, prepare
 from gpunet.cuda_kernels.optimizer import square_sums_launch, square_sums_scratch
-from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.cuda_kernels.pieces import Buffers, Launch, nothing
 from gpunet.cuda_kernels.signature import Kernel
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -29,6 +29,19 @@ _STEP: Final = Kernel(
     "int64 n, int64 count",
     T=_REALS,
     L=_REALS,
+)
+_SQUARES: Final = Kernel(
+    "lamb",
+    "segment_squares",
+    "const int64* starts, const T* x, T* squares, int64 n, int64 segments, int64 row",
+    T=_REALS,
+)
+_SCALE: Final = Kernel(
+    "lamb",
+    "scale_by_norms",
+    "const T* x, const int64* starts, const T* squares, T* y, int64 n, int64 segments, double trust, "
+    "double offset, double lowest, double highest",
+    T=_REALS,
 )
 
 
@@ -52,4 +65,45 @@ def lamb(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext)
         square_sums_launch(ctx, w, squares),
         square_sums_launch(ctx, direction, direction_squares),
         prepare(ctx, _STEP, (w.dtype, lr.dtype), last, grid),
+    )
+
+
+@kernel("LambDirection", device="cuda", binds=True)
+def lamb_direction(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """Moments and the direction ``u``."""
+    w, m, v, g, iteration = inputs
+    direction, new_m, new_v = outputs
+    constants = (args.beta1, args.beta2, args.epsilon, args.weight_decay)
+    made = (w, m, v, g, iteration, new_m, new_v, direction, w.size, *constants)
+    return prepare(ctx, _DIRECTION, (w.dtype,), made, elementwise(w.size, per_thread=4))
+
+
+@kernel("SegmentSquares", device="cuda", binds=True)
+def segment_squares(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """Sums of squares of segments, a launch for each tensor."""
+    starts, *tensors = inputs
+    segments = starts.size - 1
+    if segments == 0:
+        return nothing
+    grid = blocks(segments, 2 * THREADS)
+    return in_order(
+        *(
+            prepare(ctx, _SQUARES, (x.dtype,), (starts, x, outputs[0], x.size, segments, row), grid)
+            for row, x in enumerate(tensors)
+        )
+    )
+
+
+@kernel("ScaleByNorms", device="cuda", binds=True)
+def scale_by_norms(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+    """``trust / (|update| / |parameter| + offset)`` times each segment."""
+    x, starts, squares = inputs
+    segments = starts.size - 1
+    constants = (args.trust, args.offset, args.lowest, args.highest)
+    return prepare(
+        ctx,
+        _SCALE,
+        (x.dtype,),
+        (x, starts, squares, outputs[0], x.size, segments, *constants),
+        blocks(segments + 1, 2 * THREADS),
     )

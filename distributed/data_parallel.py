@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from gpunet.blobs import spec_of
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
 from gpunet.distributed.agreement import check_same_graph
@@ -46,8 +47,12 @@ WEIGHT: Final = "data_parallel_weight"
 #: The blob that is 0 where a compressed sum overflowed and the step was skipped.
 FINITE: Final = "data_parallel_finite"
 _ONE: Final = "data_parallel_one"
-_UNSCALE: Final = "UnscaleGradients"
+#: The operator that scales gradients back in :mod:`gpunet.mixed_precision`.
+UNSCALE: Final = "UnscaleGradients"
 MEBI: Final = 1 << 20
+#: Most bytes of a bucket, and how many buckets gradients are to fill at least, where nobody says.
+LARGEST: Final = 25 * MEBI
+SHARES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,54 @@ class DataParallel:
         self._communicator = communicator
         self._state = tuple(state)
         self._watched = model.net.makes(FINITE)
+
+    @property
+    def own_blobs(self) -> tuple[str, ...]:
+        """Blobs of training that differ from rank to rank: what compression keeps back."""
+        return self._state
+
+    @property
+    def training_blobs(self) -> list[str]:
+        """Blobs that a checkpoint of one process holds, by the names that they have there."""
+        return self.model.training_blobs()
+
+    def layout(self) -> dict[str, Any]:
+        """What :meth:`restore` has to know of the ranks' own blobs, as JSON."""
+        return {"ranks": self.size, "compression": self.compression.name, "shards": []}
+
+    def restore(
+        self,
+        workspace: Workspace,
+        blobs: Mapping[str, Any],
+        layout: Mapping[str, Any],
+        own: Callable[[], Mapping[str, Any]],
+    ) -> str:
+        """Takes back what belongs to this rank alone; call it after :meth:`start`.
+
+        Args:
+            workspace: holds everything else already.
+            blobs: a checkpoint's, by the names that they have in one process.
+            layout: of the ranks that wrote the checkpoint; empty where there were none.
+            own: reads the rank's own blobs.
+
+        Returns:
+            What is not taken back, and why; empty where nothing is missing.
+        """
+        there, here = layout.get("compression", "none"), self.compression.name
+        if there == here and layout.get("ranks") == self.size:
+            kept = own() if self._state else {}
+            if all(name in kept and spec_of(kept[name]) == workspace.spec(name) for name in self._state):
+                for name in self._state:
+                    workspace.feed(name, kept[name])
+                return ""
+            reason = "its buckets are others"
+        elif there != here:
+            reason = f"it is of compression {there}, this run has {here}"
+        else:
+            reason = f"it is of {layout.get('ranks')} ranks, this run has {self.size}"
+        if there == "none" or (there == here and not self._state):
+            return ""
+        return f"what compression {there} kept back is not taken from the checkpoint: {reason}"
 
     @property
     def rank(self) -> int:
@@ -212,8 +265,8 @@ class DataParallel:
 def parallelize(
     model: Model,
     *,
-    bucket_bytes: int = 25 * MEBI,
-    first_bucket_bytes: int = MEBI,
+    bucket_bytes: int | None = None,
+    first_bucket_bytes: int | None = None,
     compression: str | Compressor = "none",
     metrics: Sequence[str] = (),
     accumulate: bool = False,
@@ -226,8 +279,9 @@ def parallelize(
 
     Args:
         model: its blob :data:`WEIGHT` is this rank's share of the samples, ``1 / size`` at first.
-        bucket_bytes: a bucket is full when its gradients have as many bytes.
-        first_bucket_bytes: the same for the first one, which is what the backward pass waits for least.
+        bucket_bytes: a bucket is full when its gradients have as many bytes; by default
+            :func:`bucket_sizes` chooses.
+        first_bucket_bytes: the same for the first one, so that reductions begin early.
         compression: a name (:data:`gpunet.distributed.compression.NAMES`) or a compressor of your own.
         metrics: scalar blobs of the forward pass, means over the rank's samples, that become the mean over
             all ranks at the end of the backward pass (the loss, say).
@@ -241,10 +295,7 @@ def parallelize(
     """
     from gpunet.optimizers import ITERATION
 
-    if bucket_bytes < 1 or first_bucket_bytes < 1:
-        raise ArgumentError(
-            f"bucket_bytes is {bucket_bytes} and first_bucket_bytes {first_bucket_bytes}, wanted at least 1"
-        )
+    sizes = bucket_sizes(model, bucket_bytes, first_bucket_bytes)
     if model.net.makes(ITERATION):
         raise GradientError(
             f"model {model.name!r} has an optimizer already, wanted parallelize before its apply"
@@ -258,11 +309,9 @@ def parallelize(
     chosen = compressor(compression)
     add_weight(model, ranks.size)
     operators = list(model.net.proto.op)
-    end = next((i for i, op in enumerate(operators) if op.type == _UNSCALE), len(operators)) - 1
-    buckets, positions = fill_buckets(
-        model, model.params, operators[: end + 1], bucket_bytes, first_bucket_bytes
-    )
-    writer = _Writer(model, accumulate=accumulate)
+    end = end_of_backward(operators)
+    buckets, positions = fill_buckets(model, model.params, operators[: end + 1], *sizes)
+    writer = BucketWriter(model, accumulate=accumulate)
     inserted: dict[int, list[OperatorDef]] = {}
     for bucket, position in zip(buckets, positions, strict=True):
         inserted.setdefault(position, []).extend(writer.reduce(bucket, chosen))
@@ -280,8 +329,30 @@ def parallelize(
     if chosen.overflows and end == len(operators) - 1 and buckets:
         last.extend(_skip_overflow(model, buckets))
     model.insert_operators(inserted)
-    micro_net = _micro_net(model, operators[: end + 1], writer) if accumulate else None
+    micro_net = make_micro_net(model, operators[: end + 1], writer) if accumulate else None
     return DataParallel(model, buckets, chosen, ranks, writer.shared, micro_net)
+
+
+def bucket_sizes(model: Model, bucket_bytes: int | None, first_bytes: int | None) -> tuple[int, int]:
+    """Bytes of a bucket and of the first one, where ``None`` asks for a choice.
+
+    That is an eighth of all gradients, so that small models have something to reduce during the backward
+    pass, but at most 25 MiB, and 1 MiB for the first one. Raises :class:`ArgumentError` for a number below 1.
+    """
+    specs = [model.specs.get(p.gradient) for p in model.params if isinstance(p.gradient, str)]
+    total = sum(found.nbytes for found in specs if isinstance(found, TensorSpec))
+    chosen = min(LARGEST, -(-total // SHARES)) or 1 if bucket_bytes is None else bucket_bytes
+    first = min(MEBI, chosen) if first_bytes is None else first_bytes
+    if chosen < 1 or first < 1:
+        raise ArgumentError(
+            f"bucket_bytes is {bucket_bytes} and first_bucket_bytes {first_bytes}, wanted at least 1"
+        )
+    return chosen, first
+
+
+def end_of_backward(operators: Sequence[OperatorDef]) -> int:
+    """Position of the last operator that makes gradients: what scales them back comes behind."""
+    return next((i for i, op in enumerate(operators) if op.type == UNSCALE), len(operators)) - 1
 
 
 def add_weight(model: Model, size: int) -> str:
@@ -320,7 +391,7 @@ def synchronize_batch_norm(model: Model, communicator: Communicator | None = Non
     model.rewrite_forward(rewrite)
 
 
-class _Writer:
+class BucketWriter:
     """Makes the operators of buckets, and the blobs that they need; the emitter of compressors."""
 
     def __init__(self, model: Model, *, accumulate: bool) -> None:
@@ -333,9 +404,11 @@ class _Writer:
         self.shared: list[str] = []
 
     def operator(self, type: str, inputs: Sequence[str], outputs: Sequence[str], **args: Any) -> None:
+        """Appends an operator."""
         self._made.append(make_operator(type, inputs, outputs, **args))
 
     def state(self, name: str, size: int, filler: str = "ConstantFill") -> str:
+        """Makes a blob that each rank keeps for itself."""
         self.shared.append(name)
         return self._model.add_blob(name, (size,), filler)
 
@@ -353,12 +426,21 @@ class _Writer:
         compression.decompress(bucket, arrived, self)
         return self._made
 
+    def scatter(self, bucket: Bucket) -> list[OperatorDef]:
+        """From the gradients to this rank's part of their sum, the blob ``<bucket>_grad``."""
+        self._made = []
+        NoCompression().compress(bucket, WEIGHT, self)
+        if self._accumulate:
+            self._drain(bucket)
+        self.operator("ReduceScatter", [bucket.name], [f"{bucket.name}_grad"])
+        return self._made
+
     def _drain(self, bucket: Bucket) -> None:
         """Adds earlier micro-batches to what was just packed, before it is compressed."""
         at = next(i for i, op in enumerate(self._made) if op.type == "PackBucket")
         packed = self._made[at].output[0]
         # Sums of micro-batches are made in the type that is packed to.
-        gathered, part = f"{bucket.name}_gathered", f"{bucket.name}_part"
+        gathered, part = f"{bucket.name}_gathered", f"{bucket.name}_micro"
         pack = OperatorDef()
         pack.CopyFrom(self._made[at])
         pack.output[0] = part
@@ -443,12 +525,13 @@ def _skip_overflow(model: Model, buckets: Sequence[Bucket]) -> list[OperatorDef]
     one = model.add_blob(_ONE, (1,), value=1.0)
     names = [name for bucket in buckets for name in bucket.blobs]
     return [
-        make_operator(_UNSCALE, [one, *names], [FINITE, *names]),
+        make_operator(UNSCALE, [one, *names], [FINITE, *names]),
         make_operator("StopUnless", [FINITE], []),
     ]
 
 
-def _micro_net(model: Model, operators: Sequence[OperatorDef], writer: _Writer) -> NetDef:
+def make_micro_net(model: Model, operators: Sequence[OperatorDef], writer: BucketWriter) -> NetDef:
+    """The net of a micro-batch: ``operators``, and those that gather gradients."""
     net = NetDef()
     net.CopyFrom(model.net.proto)
     del net.op[:]

@@ -3,62 +3,81 @@
 In place of an all-reduce, gradients of a bucket are reduced and scattered, each rank updates its part of the
 bucket's parameters, and the parts are gathered. What is sent stays the same; an optimizer's state takes
 ``1 / size`` of the memory. Source: S. Rajbhandari et al., ZeRO, SC 2020, the first stage.
+
+Sums over whole parameters, and over all of them, which LARS, LAMB and clipping want, are those of the parts,
+added up over the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from gpunet import mixed_precision
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
-from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import Communicator
-from gpunet.distributed.compression import Bucket
-from gpunet.distributed.data_parallel import MEBI, WEIGHT, add_weight, fill_buckets, metric_bucket
+from gpunet.distributed.compression import Bucket, NoCompression
+from gpunet.distributed.data_parallel import (
+    UNSCALE,
+    BucketWriter,
+    DataParallel,
+    add_weight,
+    bucket_sizes,
+    end_of_backward,
+    fill_buckets,
+    make_micro_net,
+    metric_bucket,
+)
 from gpunet.errors import ArgumentError, CheckpointError, GradientError
+from gpunet.large_batch import LAMB, LARS
 from gpunet.model import Model, Parameter
 from gpunet.optimizers import ITERATION, SGD, Adadelta, Adagrad, Adam, Optimizer, RmsProp
-from gpunet.proto import OperatorDef
+from gpunet.proto import NetDef, OperatorDef
 from gpunet.workspace import Workspace
 
-#: Optimizers that treat each element by itself, so that a part of a parameter can be updated alone.
-ELEMENTWISE: Final = (SGD, Adagrad, Adadelta, RmsProp, Adam)
+#: Optimizers whose state belongs to single elements, so that a part of a parameter can have a part of it.
+SHARED: Final = (SGD, Adagrad, Adadelta, RmsProp, Adam, LARS, LAMB)
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """A bucket of gradients, the parameters that belong to them, and zeros up to equal parts."""
+    """A bucket of gradients, and the parameters that belong to them.
+
+    Attributes:
+        bucket: the gradients.
+        parameters: names, in the order of the gradients.
+        padding: zeros up to equal parts.
+        part: the rank's part of the parameters.
+        starts: where the parameters begin in the part, and where the last one ends.
+        state: blobs of the optimizer, of the part's shape.
+    """
 
     bucket: Bucket
     parameters: tuple[str, ...]
     padding: str
-    #: The rank's part of the parameters.
     part: str
-    #: Blobs of the optimizer, of the part's shape.
+    starts: str
     state: tuple[str, ...] = ()
 
+    def whole(self, state: str) -> list[str]:
+        """The names that a blob of :attr:`state` has for whole parameters."""
+        return [parameter + state.removeprefix(self.part) for parameter in self.parameters]
 
-class ShardedOptimizer:
+
+class ShardedOptimizer(DataParallel):
     """A model whose optimizer state is shared between ranks; made by :func:`shard_optimizer`."""
 
-    def __init__(self, model: Model, shards: Sequence[_Shard], communicator: Communicator) -> None:
-        self.model = model
+    def __init__(
+        self, model: Model, shards: Sequence[_Shard], communicator: Communicator, micro_net: NetDef | None
+    ) -> None:
+        buckets = [shard.bucket for shard in shards]
+        super().__init__(model, buckets, NoCompression(), communicator, (), micro_net)
         self._shards = tuple(shards)
-        self._communicator = communicator
-
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
-        return self._communicator.rank
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        return self._communicator.size
 
     def start(self, workspace: Workspace) -> None:
         """Gives all ranks the parameters of rank 0, and each its part of them.
@@ -66,49 +85,75 @@ class ShardedOptimizer:
         Call it when the init net has run, and whenever parameters were fed. Nets that differ between ranks
         raise :class:`gpunet.distributed.CollectiveError`.
         """
-        check_same_graph(self._communicator, self.model.net)
-        for name in self.model.training_blobs():
-            value = workspace.value(name)
-            if isinstance(value, np.ndarray):
-                value = np.array(value, order="C")
-                self._communicator.broadcast(value, 0)
-                workspace.feed(name, value)
+        super().start(workspace)
         for shard in self._shards:
             flat = np.concatenate([workspace.fetch(name).reshape(-1) for name in shard.parameters])
             workspace.feed(shard.part, self._mine(flat))
+            sizes = [math.prod(shape) for shape in shard.bucket.shapes]
+            size = self._part_size(shard.bucket)
+            ends = np.cumsum([0, *sizes], dtype=np.int64) - size * self.rank
+            workspace.feed(shard.starts, np.clip(ends, 0, size))
 
-    def set_weight(self, workspace: Workspace, samples: int, total: int) -> None:
-        """Says how many of the samples of a step this rank has; without it all ranks count alike."""
-        if not 0 <= samples <= total or total == 0:
-            raise ArgumentError(f"{samples} of {total} samples, wanted 0 or more of at least 1")
-        workspace.feed(WEIGHT, np.array([samples / total], np.float32))
+    @property
+    def own_blobs(self) -> tuple[str, ...]:
+        """The rank's parts of the optimizer state."""
+        return tuple(name for shard in self._shards for name in shard.state)
+
+    @property
+    def training_blobs(self) -> list[str]:
+        """Those of the model, and the optimizer state of whole parameters."""
+        shared = [whole for shard in self._shards for name in shard.state for whole in shard.whole(name)]
+        return [*self.model.training_blobs(), *shared]
+
+    def layout(self) -> dict[str, Any]:
+        """Also how the parts make up the state of whole parameters."""
+        shards = [
+            {
+                "shapes": [list(shape) for shape in shard.bucket.shapes],
+                "state": {name: shard.whole(name) for name in shard.state},
+            }
+            for shard in self._shards
+        ]
+        return {**super().layout(), "shards": shards}
+
+    def restore(
+        self,
+        workspace: Workspace,
+        blobs: Mapping[str, Any],
+        layout: Mapping[str, Any],
+        own: Callable[[], Mapping[str, Any]],
+    ) -> str:
+        """Takes this rank's parts of the optimizer state, whoever wrote the checkpoint."""
+        self.put_state(workspace, blobs)
+        return super().restore(workspace, blobs, layout, own)
 
     def state(self, workspace: Workspace) -> dict[str, np.ndarray]:
-        """The whole optimizer state, by blob, on every rank: vectors that fit any number of ranks."""
-        found = {}
+        """The optimizer state of whole parameters, by the names that it has in one process, on every rank."""
+        found: dict[str, np.ndarray] = {}
         for shard in self._shards:
             for name in shard.state:
                 part = workspace.fetch(name)
                 whole = np.empty(part.size * self.size, part.dtype)
                 self._communicator.all_gather(part, whole)
-                found[name] = whole[: shard.bucket.size]
+                found.update(split_state(whole, shard.whole(name), shard.bucket.shapes))
         return found
 
-    def restore(self, workspace: Workspace, state: Mapping[str, np.ndarray]) -> None:
+    def put_state(self, workspace: Workspace, state: Mapping[str, Any]) -> None:
         """Takes what :meth:`state` gave, possibly with another number of ranks.
 
         Raises:
-            CheckpointError: blobs are missing, or of another size.
+            CheckpointError: blobs are missing, or of another shape.
         """
         for shard in self._shards:
             for name in shard.state:
-                whole = state.get(name)
-                if whole is None or whole.shape != (shard.bucket.size,):
-                    found = "missing" if whole is None else f"of shape {whole.shape}"
-                    raise CheckpointError(
-                        f"optimizer state {name!r} is {found}, wanted {shard.bucket.size} elements"
-                    )
-                workspace.feed(name, self._mine(whole))
+                pieces = []
+                for whole, shape in zip(shard.whole(name), shard.bucket.shapes, strict=True):
+                    value = state.get(whole)
+                    if not isinstance(value, np.ndarray) or value.shape != shape:
+                        found = "missing" if value is None else f"of shape {np.shape(value)}"
+                        raise CheckpointError(f"optimizer state {whole!r} is {found}, wanted shape {shape}")
+                    pieces.append(value.reshape(-1))
+                workspace.feed(name, self._mine(np.concatenate(pieces)))
 
     def state_bytes(self) -> tuple[int, int]:
         """Bytes of optimizer state on this rank, and what they would be on each without sharing."""
@@ -131,12 +176,25 @@ class ShardedOptimizer:
         return part
 
 
+def split_state(
+    whole: np.ndarray, names: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> dict[str, np.ndarray]:
+    """Cuts the parts of all ranks, in a row, into one array for each parameter; zeros are left at the end."""
+    found, begin = {}, 0
+    for name, shape in zip(names, shapes, strict=True):
+        end = begin + math.prod(shape)
+        found[name] = whole[begin:end].reshape(tuple(shape))
+        begin = end
+    return found
+
+
 def shard_optimizer(
     model: Model,
     optimizer: Optimizer,
     *,
-    bucket_bytes: int = 25 * MEBI,
+    bucket_bytes: int | None = None,
     metrics: Sequence[str] = (),
+    accumulate: bool = False,
     communicator: Communicator | None = None,
 ) -> ShardedOptimizer:
     """Reduces gradients over the ranks and updates parameters, with the optimizer's state shared.
@@ -145,19 +203,21 @@ def shard_optimizer(
 
     Args:
         model: has its gradients.
-        optimizer: one of :data:`ELEMENTWISE`, without clipping.
-        bucket_bytes: gradients that are reduced together.
+        optimizer: one of :data:`SHARED`.
+        bucket_bytes: gradients that are reduced together; by default
+            :func:`gpunet.distributed.data_parallel.bucket_sizes` chooses.
         metrics: scalar blobs that become the mean over all ranks.
+        accumulate: make :attr:`DataParallel.micro_net` too.
         communicator: the ranks; :func:`gpunet.distributed.world` by default.
 
     Raises:
-        ArgumentError: an optimizer that needs whole parameters or the norm of all gradients.
+        ArgumentError: an optimizer whose state cannot be cut into equal parts.
         GradientError: there are no gradients, sparse ones, one for several parameters, or an optimizer.
     """
-    if type(optimizer) not in ELEMENTWISE or optimizer.clip_norm:
+    if type(optimizer) not in SHARED:
         raise ArgumentError(
-            f"{optimizer!r} needs more than parts of parameters, wanted one of "
-            f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}, with clip_norm 0"
+            f"the state of {type(optimizer).__name__} cannot be shared between ranks, wanted one of "
+            f"{', '.join(kind.__name__ for kind in SHARED)}"
         )
     if model.net.makes(ITERATION):
         raise GradientError(f"model {model.name!r} has an optimizer already, wanted none")
@@ -168,54 +228,80 @@ def shard_optimizer(
             f"model {model.name!r} has {len(used)} parameters with gradients and {len(owners)} dense "
             "gradients, wanted a dense one of its own for each, and at least one"
         )
+    sizes = bucket_sizes(model, bucket_bytes, bucket_bytes)
     ranks = world() if communicator is None else communicator
     add_weight(model, ranks.size)
     operators = list(model.net.proto.op)
+    end = end_of_backward(operators)
+    writer = BucketWriter(model, accumulate=accumulate)
     inserted: dict[int, list[OperatorDef]] = {}
-    shards = []
+    shards: list[tuple[_Shard, bool]] = []
     for decay in (True, False):
         chosen = [p for p in used if p.decay == decay]
         name = f"shard_{'decayed' if decay else 'plain'}"
-        for bucket, position in zip(
-            *fill_buckets(model, chosen, operators, bucket_bytes, bucket_bytes, name), strict=True
-        ):
-            shard = _make_shard(model, bucket, owners, ranks.size)
+        found = fill_buckets(model, chosen, operators[: end + 1], *sizes, name)
+        for bucket, position in zip(*found, strict=True):
+            shard, padded = _make_shard(model, bucket, owners, ranks.size)
             shards.append((shard, decay))
-            inserted.setdefault(position, []).extend(_scatter(shard))
+            inserted.setdefault(position, []).extend(writer.scatter(padded))
     if metrics:
-        inserted.setdefault(len(operators) - 1, []).extend(_mean(metric_bucket(model, metrics)))
+        reduced = writer.reduce(metric_bucket(model, metrics), NoCompression())
+        inserted.setdefault(end, []).extend(reduced)
+    if end < len(operators) - 1:
+        _unscale_parts(operators[end + 1], [shard for shard, _ in shards])
+        # Each rank has seen other elements.
+        finite = mixed_precision.FINITE
+        inserted.setdefault(end + 1, []).append(make_operator("Allreduce", [finite], [finite], op="min"))
     model.insert_operators(inserted)
+    micro_net = make_micro_net(model, operators[: end + 1], writer) if accumulate else None
     made = _update_parts(model, optimizer, shards)
     for shard in made:
         whole = f"{shard.part}s"
         model.net.add("Allgather", [shard.part], [whole])
         tensors = [*shard.parameters, shard.padding]
         model.net.add("UnpackBucket", [whole, *tensors], tensors)
-    return ShardedOptimizer(model, made, ranks)
+    return ShardedOptimizer(model, made, ranks, micro_net)
 
 
-def _make_shard(model: Model, bucket: Bucket, owners: Mapping[Any, Parameter], size: int) -> _Shard:
-    part = -(-bucket.size // size)
-    kind = bucket.dtype
-    padding = model.add_blob(f"{bucket.name}_padding", (part * size - bucket.size,), value=0.0, dtype=kind)
-    mine = model.add_blob(f"{bucket.name}_part", (part,), value=0.0, dtype=kind)
-    return _Shard(bucket, tuple(owners[blob].name for blob in bucket.blobs), padding, mine)
+def _make_shard(
+    model: Model, bucket: Bucket, owners: Mapping[Any, Parameter], size: int
+) -> tuple[_Shard, Bucket]:
+    """The shard of a bucket, and the bucket with its padding."""
+    name, dtype, count = bucket.name, bucket.dtype, -(-bucket.size // size)
+    missing = (count * size - bucket.size,)
+    padding = model.add_blob(f"{name}_padding", missing, value=0.0, dtype=dtype)
+    part = model.add_blob(f"{name}_part", (count,), value=0.0, dtype=dtype)
+    starts = model.add_blob(f"{name}_starts", (len(bucket.blobs) + 1,), value=0, dtype="int64")
+    shard = _Shard(bucket, tuple(owners[blob].name for blob in bucket.blobs), padding, part, starts)
+    padded = replace(bucket, blobs=(*bucket.blobs, padding), shapes=(*bucket.shapes, missing))
+    return shard, padded
 
 
-def _scatter(shard: _Shard) -> list[OperatorDef]:
-    name = shard.bucket.name
-    return [
-        make_operator("PackBucket", [WEIGHT, *shard.bucket.blobs, shard.padding], [name]),
-        make_operator("ReduceScatter", [name], [f"{name}_grad"]),
-    ]
+def _unscale_parts(op: OperatorDef, shards: Sequence[_Shard]) -> None:
+    """Makes the operator that scales gradients back do so with the parts."""
+    if op.type != UNSCALE:
+        raise GradientError(f"operator {op.type} comes behind the backward pass, wanted {UNSCALE} or none")
+    parts = [f"{shard.bucket.name}_grad" for shard in shards]
+    for names in (op.input, op.output):
+        del names[1:]
+        names.extend(parts)
 
 
-def _mean(bucket: Bucket) -> list[OperatorDef]:
-    return [
-        make_operator("PackBucket", [WEIGHT, *bucket.blobs], [bucket.name]),
-        make_operator("Allreduce", [bucket.name], [bucket.name]),
-        make_operator("UnpackBucket", [bucket.name, *bucket.blobs], bucket.blobs),
-    ]
+class _Sums:
+    """Appends sums over all ranks; the :class:`gpunet.optimizers.Parts` of shards."""
+
+    def __init__(self, model: Model, shards: Sequence[_Shard]) -> None:
+        self._model = model
+        self._starts = {shard.part: shard.starts for shard in shards}
+
+    def add_others(self, blob: str) -> None:
+        self._model.net.add("Allreduce", [blob], [blob])
+
+    def squares(self, part: str, tensors: Sequence[str]) -> tuple[str, str]:
+        starts, name = self._starts[part], f"{part}_squares"
+        self._model.net.add("SegmentSquares", [starts, *tensors], [name])
+        self.add_others(name)
+        return starts, name
 
 
 def _update_parts(model: Model, optimizer: Optimizer, shards: Sequence[tuple[_Shard, bool]]) -> list[_Shard]:
@@ -223,15 +309,15 @@ def _update_parts(model: Model, optimizer: Optimizer, shards: Sequence[tuple[_Sh
     parameters, known = model.params, list(model.state)
     model.params = [Parameter(s.part, decay, f"{s.bucket.name}_grad") for s, decay in shards]
     try:
-        optimizer.apply(model)
+        optimizer.apply(model, parts=_Sums(model, [shard for shard, _ in shards]))
     finally:
         model.params = parameters
     added = [name for name in model.state if name not in known]
-    result = []
-    for shard, _ in shards:
-        own = tuple(name for name in added if name.startswith(f"{shard.part}_"))
-        result.append(_Shard(shard.bucket, shard.parameters, shard.padding, shard.part, own))
-    # Parts differ from rank to rank: checkpoints hold them whole, by ShardedOptimizer.state.
+    result = [
+        replace(shard, state=tuple(name for name in added if name.startswith(f"{shard.part}_")))
+        for shard, _ in shards
+    ]
+    # Parts differ from rank to rank: they are no state of the model.
     parts = {name for shard in result for name in shard.state}
     model.state = [name for name in model.state if name not in parts]
     return result

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from gpunet.errors import ArgumentError
 from gpunet.gradient_maker import GradientSlice
-from gpunet.optimizers import ITERATION, SGD, Optimizer, Update
+from gpunet.optimizers import ITERATION, SGD, Optimizer, Parts, Update
 from gpunet.schedules import Composite, Fixed, LinearWarmup, Schedule, Segment
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ class LARS(SGD):
         """Later, in the update: the norm of the gradient does not include it."""
 
     def _update(self, model: Model, name: str, gradient: str, rate: str) -> None:
-        if next(p.decay for p in model.params if p.name == name):
+        decayed = next(p.decay for p in model.params if p.name == name)
+        if decayed and self._parts is not None:
+            self._scale_part(model, self._parts, name, gradient)
+        elif decayed:
             factor = f"{name}_lars"
             numbers = {"wd": self.weight_decay, "trust": self.trust, "lr_max": self.highest}
             blobs = [model.add_blob(f"lars_{n}", (1,), value=float(v)) for n, v in numbers.items()]
@@ -71,10 +74,28 @@ class LARS(SGD):
                 lr_min=float(self.lowest),
             )
             rate = model.net.add("Mul", [rate, factor], [f"{factor}_rate"])
-            if self.weight_decay:
-                one = model.add_blob("lars_one", (1,), value=1.0)
-                model.net.add("WeightedSum", [gradient, one, name, blobs[0]], [gradient])
+            self._decay(model, name, gradient)
         super()._update(model, name, gradient, rate)
+
+    def _scale_part(self, model: Model, parts: Parts, name: str, gradient: str) -> None:
+        """The factors, in the gradient of a part of several weights."""
+        starts, squares = parts.squares(name, [name, gradient])
+        self._decay(model, name, gradient)
+        model.net.add(
+            "ScaleByNorms",
+            [gradient, starts, squares],
+            [gradient],
+            trust=float(self.trust),
+            offset=float(self.weight_decay + self.offset),
+            lowest=float(self.lowest),
+            highest=float(self.highest),
+        )
+
+    def _decay(self, model: Model, name: str, gradient: str) -> None:
+        if self.weight_decay:
+            one = model.add_blob("lars_one", (1,), value=1.0)
+            decay = model.add_blob("lars_wd", (1,), value=float(self.weight_decay))
+            model.net.add("WeightedSum", [gradient, one, name, decay], [gradient])
 
     def _update_sparse(self, model: Model, name: str, gradient: GradientSlice, rate: str) -> None:
         Optimizer._update_sparse(self, model, name, gradient, rate)
@@ -101,15 +122,17 @@ class LAMB(Optimizer):
     def _update(self, model: Model, name: str, gradient: str, rate: str) -> None:
         decay = self.weight_decay if next(p.decay for p in model.params if p.name == name) else 0.0
         state = [model.add_state(f"{name}_{which}_moment", like=name) for which in ("first", "second")]
-        model.net.add(
-            "Lamb",
-            [name, *state, gradient, rate, ITERATION],
-            [name, *state],
-            beta1=float(self.beta1),
-            beta2=float(self.beta2),
-            epsilon=float(self.epsilon),
-            weight_decay=float(decay),
-        )
+        arguments = {"beta1": float(self.beta1), "beta2": float(self.beta2), "epsilon": float(self.epsilon)}
+        arguments["weight_decay"] = float(decay)
+        if self._parts is None:
+            model.net.add("Lamb", [name, *state, gradient, rate, ITERATION], [name, *state], **arguments)
+            return
+        direction = gradient
+        model.net.add("LambDirection", [name, *state, gradient, ITERATION], [direction, *state], **arguments)
+        starts, squares = self._parts.squares(name, [name, direction])
+        model.net.add("ScaleByNorms", [direction, starts, squares], [direction])
+        one = model.add_blob("lamb_one", (1,), value=1.0)
+        model.net.add("WeightedSum", [name, one, direction, rate], [name])
 
 
 def scaled_rate(rate: float, batch_size: int, base_batch_size: int = 256, rule: str = "linear") -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from gpunet.devices import Device
 from gpunet.errors import ArgumentError, GradientError
@@ -26,6 +26,22 @@ MUTEX: Final = "iteration_mutex"
 ONE: Final = "ONE"
 #: Prefix of the blobs that measure and limit the norm of the gradients.
 _CLIP: Final = "norm_clipped_grad_update"
+
+
+class Parts(Protocol):
+    """What an optimizer asks for sums over whole parameters where those that it updates are parts of them, in
+    several processes (:mod:`gpunet.distributed.sharding`).
+    """
+
+    def add_others(self, blob: str) -> None:
+        """Appends what adds to a sum over this process's elements those of the others, in place."""
+
+    def squares(self, part: str, tensors: Sequence[str]) -> tuple[str, str]:
+        """Appends the squared norms of tensors that are laid out like a part.
+
+        Returns two blobs: where each parameter begins in the part, and the squares, over all processes, by
+        tensor and parameter.
+        """
 
 
 @dataclass
@@ -54,6 +70,7 @@ class Optimizer:
     _below_one: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        self._parts: Parts | None = None
         kind = type(self).__name__
         if not self.learning_rate > 0:
             raise ArgumentError(f"{kind}: learning_rate is {self.learning_rate!r}, wanted more than 0")
@@ -72,19 +89,21 @@ class Optimizer:
                 f"{kind}: schedule is {self.schedule!r}, wanted one of gpunet.schedules or a policy's name"
             )
 
-    def apply(self, model: Model) -> None:
-        """Appends the updates of all parameters that have a gradient.
+    def apply(self, model: Model, *, parts: Parts | None = None) -> None:
+        """Appends the updates of all parameters that have a gradient; ``parts`` is for those that are parts
+        of parameters.
 
         Raises :class:`GradientError` where there is none (``model.add_gradients`` comes first), where an
         optimizer was applied before, or where a sparse gradient is not supported; :class:`ArgumentError`
         where the schedule's values make no sense. The model is unchanged then.
         """
+        self._parts = parts
         updates = self._updates(model)
         rate_arguments = self._rate_arguments()
         _separate(model, updates)
         if self.weight_decay:
             self._add_weight_decay(model, updates)
-        ratio = _add_norm_ratio(model, updates, self.clip_norm) if self.clip_norm else None
+        ratio = _add_norm_ratio(model, updates, self.clip_norm, parts) if self.clip_norm else None
         _add_iteration(model)
         rate = ""
         if rate_arguments:
@@ -450,7 +469,7 @@ def _separate(model: Model, updates: list[Update]) -> None:
         seen.add(blob)
 
 
-def _add_norm_ratio(model: Model, updates: Sequence[Update], clip_norm: float) -> str:
+def _add_norm_ratio(model: Model, updates: Sequence[Update], clip_norm: float, parts: Parts | None) -> str:
     """Appends ``clip_norm / max(clip_norm, norm of all gradients)``; returns its blob."""
     net = model.net
     squares = []
@@ -458,6 +477,8 @@ def _add_norm_ratio(model: Model, updates: Sequence[Update], clip_norm: float) -
         blob = gradient.values if isinstance(gradient, GradientSlice) else gradient
         squares.append(net.add("SumSqrElements", [blob], [f"{_CLIP}/grad_{i}_squared_sum"]))
     net.add("Sum", squares, [f"{_CLIP}/grad_squared_full_sum"])
+    if parts is not None:
+        parts.add_others(f"{_CLIP}/grad_squared_full_sum")
     net.add("Pow", [f"{_CLIP}/grad_squared_full_sum"], [f"{_CLIP}/global_norm"], exponent=0.5)
     limit = _constant(model, f"{_CLIP}/clip_norm", (), clip_norm)
     net.add("Max", [f"{_CLIP}/global_norm", limit], [f"{_CLIP}/max_norm"])

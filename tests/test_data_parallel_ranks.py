@@ -49,9 +49,40 @@ def test_ranks_measure_what_one_process_does(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_batch_norm_and_shared_state_are_those_of_one_process(ranks: int) -> None:
-    found = measured(ranks, "smooth", "sharded")
+    shared = [f"sharded={name}" for name in training.SHARED]
+    found = measured(ranks, "smooth", *shared)
     np.testing.assert_allclose(found["smooth"], alone("smooth"), atol=1e-5)
-    np.testing.assert_allclose(found["sharded"], alone("sharded"), atol=1e-5)
+    for name in shared:
+        assert len(found[name]) == training.STEPS
+        np.testing.assert_allclose(found[name], alone(name), atol=1e-5, err_msg=name)
+
+
+def test_shared_state_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """Four ranks, then three, then one that shares nothing, then two."""
+    for name in ("adam", "lars"):
+        folder = tmp_path / name
+        measured(4, f"shared={name}={folder}=6")
+        assert len(list(folder.glob("step-00000006.rank-*-of-4.*.part"))) == 4
+        measured(3, f"shared={name}={folder}=10")
+        training.sharded(name, str(folder), alone=True, ends=15)
+        assert not list(folder.glob("step-00000015.*.part"))
+        found = measured(2, f"shared={name}={folder}=20")[f"shared={name}={folder}=20"]
+        np.testing.assert_allclose(found, alone(f"sharded={name}"), atol=1e-5)
+        # Those of steps that are kept no more are gone.
+        assert {p.name.split(".")[0] for p in folder.iterdir()} == {"step-00000015", "step-00000020"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_compression_keeps_goes_on_to_the_same_bits(ranks: int, tmp_path: Path) -> None:
+    names = ["float16+feedback", "powersgd:2", "topk:0.05:0.5"]
+    jobs = [f"kept={name}={tmp_path / str(i)}" for i, name in enumerate(names)]
+    for job, found in measured(ranks, *jobs).items():
+        assert found["own"] > 0
+        assert found["resumed"] == found["whole"], job
+        # What ranks keep differs between them, and parameters do not.
+        first, second = found["whole"]["digests"][:2]
+        assert first["fc1_w"] == second["fc1_w"]
+        assert first != second
 
 
 def test_the_residual_network_needs_synchronised_batch_norm() -> None:

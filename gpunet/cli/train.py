@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     help="Shift training images by up to N pixels at random.",
 )
 @click.option(
+    "--optimizer",
+    type=click.Choice(["sgd", "adagrad", "adadelta", "rmsprop", "adam", "lars", "lamb"]),
+    help="What updates parameters (default sgd).",
+)
+@click.option(
     "--precision",
     type=click.Choice(["float32", "float16", "bfloat16"]),
     help="The half types keep parameters in float32; float16 scales the loss, skipping steps that overflow.",
@@ -94,11 +99,10 @@ if TYPE_CHECKING:
 @click.option(
     "--bucket-mib",
     type=click.FloatRange(min=0, min_open=True),
-    default=25.0,
-    show_default=True,
     metavar="X",
-    help="Gradients that are reduced together, in MiB.",
+    help="Gradients that are reduced together, in MiB (default: an eighth of them, and at most 25).",
 )
+@click.option("--shard-optimizer", is_flag=True, help="Keep on each rank one part of the optimizer's state.")
 @click.option(
     "--sync-batch-norm/--no-sync-batch-norm",
     default=True,
@@ -134,7 +138,8 @@ def command(
     prefetch: int,
     detect_nan: bool,
     compression: str,
-    bucket_mib: float,
+    bucket_mib: float | None,
+    shard_optimizer: bool,
     sync_batch_norm: bool,
     micro_batches: int,
     verify_every: int,
@@ -180,7 +185,7 @@ def command(
         seed = config.get("seed") if seed is None else seed
         data = notes.get("data") if data is None else data
     dataset = load_dataset(data or "digits")
-    ranks = Ranks(compression, bucket_mib, sync_batch_norm, micro_batches, verify_every)
+    ranks = Ranks(compression, bucket_mib, sync_batch_norm, micro_batches, verify_every, shard_optimizer)
     trainer = make_trainer(
         Settings.of(model, seed or 0, **changes),
         dataset,
@@ -188,7 +193,7 @@ def command(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         notes={"data": str(Path(data).resolve()) if data and dataset.name != "digits" else "digits"},
-        ranks=ranks if job.size > 1 or micro_batches > 1 else None,
+        ranks=ranks if job.size > 1 or micro_batches > 1 or shard_optimizer else None,
         prefetch=prefetch,
     )
     if detect_nan:
@@ -290,14 +295,20 @@ def _announce(console: Console, trainer: Trainer, dataset: Dataset) -> None:
 
 def _ranks_of(trainer: Trainer) -> str:
     """How many processes train, and what they send each other."""
+    from gpunet.distributed.sharding import ShardedOptimizer
+
     ranks = trainer.ranks
     if ranks is None or ranks.size == 1:
         return ""
     traffic = ranks.traffic()
+    shared = ""
+    if isinstance(ranks, ShardedOptimizer):
+        here, whole = ranks.state_bytes()
+        shared = f"; {here / 2**20:.2f} MiB of optimizer state on each instead of {whole / 2**20:.2f}"
     return (
         f" on each of {ranks.size} ranks; {traffic.sent_bytes / 2**20:.2f} MiB of gradients a step in "
         f"{traffic.buckets} bucket{'' if traffic.buckets == 1 else 's'}, compression "
-        f"{ranks.compression.name} ({traffic.ratio:.1f}x)"
+        f"{ranks.compression.name} ({traffic.ratio:.1f}x){shared}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,9 @@ from gpunet.model import Model
 from gpunet.serialization import AnyPath
 from gpunet.specs import TensorSpec
 from gpunet.training.history import History
+from gpunet.training.parts import LEFT_OVER as PART_LEFT_OVER
+from gpunet.training.parts import NAME as PART_NAME
+from gpunet.training.parts import check_layout, read_part, whole_state, write_part
 from gpunet.training.records import read_records, write_records
 from gpunet.workspace import Workspace
 
@@ -41,6 +44,8 @@ class RunState:
         data: ``Batches.state()``.
         history: what was measured.
         notes: anything else about the run that its next start wants to know; not compared.
+        layout: of the files in which ranks have blobs of their own (:mod:`gpunet.training.parts`); empty
+            without such files.
     """
 
     config: Mapping[str, Any]
@@ -52,6 +57,7 @@ class RunState:
     data: Mapping[str, int]
     history: History
     notes: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class Checkpoint:
     path: Path
     state: RunState
     blobs: Mapping[str, Any]
+
+    def own(self, rank: int) -> dict[str, Any]:
+        """What one of the ranks that wrote it had for itself; raises :class:`CheckpointError`."""
+        return read_part(self.path, rank, self.state.layout)
 
 
 def network_hash(model: Model) -> str:
@@ -90,6 +100,7 @@ def write_checkpoint(path: AnyPath, state: RunState, model: Model, workspace: Wo
         "data": dict(state.data),
         "history": state.history.to_json(),
         "notes": dict(state.notes),
+        "layout": dict(state.layout),
     }
     names = model.training_blobs()
     try:
@@ -99,7 +110,8 @@ def write_checkpoint(path: AnyPath, state: RunState, model: Model, workspace: Wo
 
 
 def read_checkpoint(path: AnyPath) -> Checkpoint:
-    """Reads a checkpoint and checks all that can be checked without a model.
+    """Reads a checkpoint, with the optimizer state that ranks shared put together, and checks all that can be
+    checked without a model.
 
     Raises:
         CheckpointError: it is damaged, cut off, something else, or of another version of the format.
@@ -117,7 +129,10 @@ def read_checkpoint(path: AnyPath) -> Checkpoint:
             data=_numbers(metadata, "data"),
             history=History.from_json(_get(metadata, "history", dict)),
             notes=_get(metadata, "notes", dict),
+            layout=_get(metadata, "layout", dict),
         )
+        check_layout(state.layout)
+        blobs |= whole_state(Path(path), state.layout)
     except CheckpointError as error:
         raise error.locate(f"checkpoint {path}") from None
     return Checkpoint(Path(path), state, blobs)
@@ -130,11 +145,13 @@ def check_fit(
     seed: int,
     model: Model,
     workspace: Workspace,
+    names: Sequence[str],
 ) -> None:
     """Raises :class:`CheckpointError`, naming what differs, unless the checkpoint belongs to this run.
 
     ``network`` is :func:`network_hash` of the model, before it was rewritten for several ranks, and ``seed``
-    that of the run. The workspace must have run the model's init net.
+    that of the run. The workspace must have run the model's init net. ``names`` are the blobs that there must
+    be.
     """
     where, state = f"checkpoint {checkpoint.path}", checkpoint.state
     differences = [
@@ -151,14 +168,13 @@ def check_fit(
             f"{where} is of another network {model.name!r}: its operators, shapes or arguments are not those "
             f"of this one (SHA-256 {state.network[:16]}... there, {network[:16]}... here)"
         )
-    wanted = set(model.training_blobs())
-    for what, names in (
-        ("lacks", wanted - set(checkpoint.blobs)),
-        ("also has", set(checkpoint.blobs) - wanted),
+    for what, wrong in (
+        ("lacks", set(names) - set(checkpoint.blobs)),
+        ("also has", set(checkpoint.blobs) - set(names)),
     ):
-        if names:
+        if wrong:
             raise CheckpointError(
-                f"{where} {what} blob {min(names)!r}, wanted the {len(wanted)} of the model"
+                f"{where} {what} blob {min(wrong)!r}, wanted the {len(set(names))} of the model"
             )
     for name, value in checkpoint.blobs.items():
         here = workspace.spec(name)
@@ -197,12 +213,31 @@ class CheckpointFolder:
         Checkpoints of later steps are deleted: they are of a run that was given up for this one, or damaged.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        path = self.path / f"step-{state.step:08d}.checkpoint"
+        path = self._path_of(state.step)
         write_checkpoint(path, state, model, workspace)
         paths = self.paths()
         place = paths.index(path)
         self._delete(paths[:place] + paths[place + self._keep :])
+        token = state.layout.get("token", "")
+        for part, step, other in self._parts():
+            if step == state.step and other != token:
+                part.unlink(missing_ok=True)
         return path
+
+    def save_part(self, step: int, rank: int, layout: Mapping[str, Any], workspace: Workspace) -> None:
+        """Writes what a rank has for itself, ahead of :meth:`save` of that step. Errors are
+        :func:`gpunet.training.parts.write_part`'s.
+        """
+        write_part(self._path_of(step), rank, layout, workspace)
+
+    def _path_of(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}.checkpoint"
+
+    def _parts(self) -> list[tuple[Path, int, str]]:
+        """Files of single ranks, with step and token."""
+        if not self.path.is_dir():
+            return []
+        return [(p, int(m[1]), m[2]) for p in self.path.iterdir() if (m := PART_NAME.fullmatch(p.name))]
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; ``None`` if there is none at all.
@@ -216,6 +251,9 @@ class CheckpointFolder:
         for path in self.paths():
             try:
                 found = read_checkpoint(path)
+                if found.state.layout and not found.state.layout["shards"]:
+                    for rank in range(found.state.layout["ranks"]):
+                        found.own(rank)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
@@ -231,11 +269,22 @@ class CheckpointFolder:
         self._delete(self.paths())
 
     def _delete(self, paths: list[Path]) -> None:
+        """Deletes checkpoints, the files of ranks of steps that have none any more, and left-over pieces."""
         left_over = (
-            [p for p in self.path.iterdir() if _LEFT_OVER.fullmatch(p.name)] if self.path.is_dir() else []
+            [
+                p
+                for p in self.path.iterdir()
+                if _LEFT_OVER.fullmatch(p.name) or PART_LEFT_OVER.fullmatch(p.name)
+            ]
+            if self.path.is_dir()
+            else []
         )
         for path in [*paths, *left_over]:
             path.unlink(missing_ok=True)
+        steps = {int(m[1]) for p in self.paths() if (m := _NAME.fullmatch(p.name))}
+        for path, step, _ in self._parts():
+            if step not in steps:
+                path.unlink(missing_ok=True)
 
 
 def _get(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from gpunet import mixed_precision
 from gpunet.data import Batches, Dataset, ShiftFlip
 from gpunet.devices import Device
+from gpunet.large_batch import LAMB, LARS
 from gpunet.model import Model
-from gpunet.optimizers import SGD
+from gpunet.optimizers import SGD, Adadelta, Adagrad, Adam, Optimizer, RmsProp
 from gpunet.schedules import Cosine
 from gpunet.training.checkpoint import CheckpointFolder, network_hash
 from gpunet.training.errors import TrainingError
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 
 #: What a model can be trained in.
 PRECISIONS: Final = ("float32", "float16", "bfloat16")
+
+#: What a model can be trained by.
+OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adadelta": Adadelta,
+    "rmsprop": RmsProp,
+    "adam": Adam,
+    "lars": LARS,
+    "lamb": LAMB,
+}
 
 #: Threads that prepare batches ahead, where nobody says how many.
 PREFETCH: Final = 1
@@ -48,8 +60,14 @@ class Settings:
 
     @classmethod
     def of(cls, model: str, seed: int = 0, **changes: Any) -> Settings:
-        """The model's own recipe with changes, those that are ``None`` left out."""
+        """The model's own recipe with changes, those that are ``None`` left out.
+
+        Another optimizer than the recipe's has its own learning rate, if it has one.
+        """
         recipe = asdict(lookup(model).recipe)
+        other = OPTIMIZERS.get(changes.get("optimizer") or "")
+        if other is not None and changes["optimizer"] != recipe["optimizer"]:
+            recipe["learning_rate"] = getattr(other, "learning_rate", recipe["learning_rate"])
         recipe.update({name: value for name, value in changes.items() if value is not None})
         return cls(model, Recipe(**recipe), seed)
 
@@ -78,18 +96,22 @@ class Ranks:
 
     Attributes:
         compression: of gradients; :data:`gpunet.distributed.compression.NAMES`.
-        bucket_mib: gradients that are reduced together, in MiB.
+        bucket_mib: gradients that are reduced together, in MiB; by default as
+            :func:`gpunet.distributed.data_parallel.bucket_sizes` says.
         sync_batch_norm: batch normalisation over the batches of all ranks, with the same numbers as one
             process on the whole batch; without it each rank's own batch counts, which is quicker.
         micro_batches: parts into which each rank's batch is cut, to save memory.
         verify_every: steps from one check to the next that all ranks have the same parameters; 0 for none.
+        shard_optimizer: each rank has one part of the optimizer's state, as
+            :mod:`gpunet.distributed.sharding` does it; needs compression ``none``.
     """
 
     compression: str = "none"
-    bucket_mib: float = 25.0
+    bucket_mib: float | None = None
     sync_batch_norm: bool = True
     micro_batches: int = 1
     verify_every: int = 0
+    shard_optimizer: bool = False
 
 
 def make_trainer(
@@ -136,10 +158,10 @@ def make_trainer(
             device = local_device(device, place)
         job = init("auto", device if place.size > 1 else None)
         shard = (job.rank, job.size)
-        parallel = _parallelize(model, recipe, ranks)
+        parallel = _parallelize(model, recipe, ranks, optimizer)
     else:
         _add_gradients(model, recipe)
-    optimizer.apply(model)
+        optimizer.apply(model)
     augment = (
         ShiftFlip(seed=settings.seed, max_shift=recipe.max_shift, flip=False) if recipe.max_shift else None
     )
@@ -182,19 +204,24 @@ def _add_gradients(model: Model, recipe: Recipe) -> None:
         model.add_gradients("loss")
 
 
-def _optimizer(recipe: Recipe, steps: int) -> SGD:
-    return SGD(
+def _optimizer(recipe: Recipe, steps: int) -> Optimizer:
+    kind = OPTIMIZERS.get(recipe.optimizer)
+    if kind is None:
+        raise TrainingError(f"optimizer {recipe.optimizer!r}, wanted one of {', '.join(OPTIMIZERS)}")
+    more: dict[str, Any] = {}
+    if issubclass(kind, SGD):
+        more = {"momentum": recipe.momentum, "nesterov": recipe.nesterov and recipe.momentum > 0}
+    return kind(
         learning_rate=recipe.learning_rate,
         # Iterations are counted from 1, and the rate would jump back up at the end of the period.
         schedule=Cosine(max_lr=1.0, min_lr=0.0, period=steps + 1),
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov and recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
         clip_norm=recipe.clip_norm,
+        **more,
     )
 
 
-def _with_updates(settings: Settings, dataset: Dataset, optimizer: SGD) -> Model:
+def _with_updates(settings: Settings, dataset: Dataset, optimizer: Optimizer) -> Model:
     """The model as one process trains it."""
     model = build(settings.model, dataset.train_images.shape[1:], dataset.classes)
     _add_gradients(model, settings.recipe)
@@ -202,13 +229,19 @@ def _with_updates(settings: Settings, dataset: Dataset, optimizer: SGD) -> Model
     return model
 
 
-def _parallelize(model: Model, recipe: Recipe, ranks: Ranks) -> DataParallel:
-    """Gradients of a model, as the mean over all ranks."""
-    from gpunet.distributed.compression import TopK, compressor
+def _parallelize(model: Model, recipe: Recipe, ranks: Ranks, optimizer: Optimizer) -> DataParallel:
+    """Gradients of a model, as the mean over all ranks, and updates."""
+    from gpunet.distributed.compression import NoCompression, TopK, compressor
     from gpunet.distributed.data_parallel import MEBI, parallelize, synchronize_batch_norm
+    from gpunet.distributed.sharding import shard_optimizer
 
     compression = compressor(ranks.compression)
-    if isinstance(compression, TopK) and compression.momentum and recipe.momentum:
+    if ranks.shard_optimizer and not isinstance(compression, NoCompression):
+        raise TrainingError(
+            f"compression {compression.name} with shared optimizer state, wanted none: gradients are "
+            "scattered"
+        )
+    if isinstance(compression, TopK) and compression.momentum and getattr(optimizer, "momentum", 0):
         raise TrainingError(
             f"compression {compression.name} has momentum {compression.momentum:g} and the optimizer "
             f"{recipe.momentum:g}, wanted one of them to be 0"
@@ -219,10 +252,14 @@ def _parallelize(model: Model, recipe: Recipe, ranks: Ranks) -> DataParallel:
         synchronize_batch_norm(model)
     # The scale of a float16 loss follows from reduced gradients, so it is the same on all ranks.
     _add_gradients(model, recipe)
-    return parallelize(
-        model,
-        bucket_bytes=max(1, int(ranks.bucket_mib * MEBI)),
-        compression=compression,
-        metrics=("loss", "accuracy"),
-        accumulate=ranks.micro_batches > 1,
-    )
+    size = None if ranks.bucket_mib is None else max(1, int(ranks.bucket_mib * MEBI))
+    options: dict[str, Any] = {
+        "bucket_bytes": size,
+        "metrics": ("loss", "accuracy"),
+        "accumulate": ranks.micro_batches > 1,
+    }
+    if ranks.shard_optimizer:
+        return shard_optimizer(model, optimizer, **options)
+    parallel = parallelize(model, compression=compression, **options)
+    optimizer.apply(model)
+    return parallel

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -25,6 +27,9 @@ from gpunet.workspace import Workspace
 
 if TYPE_CHECKING:
     from gpunet.distributed.data_parallel import DataParallel
+
+
+log = logging.getLogger("gpunet")
 
 
 class Reporter(Protocol):
@@ -152,19 +157,38 @@ class Trainer:
             CheckpointError: it belongs to another run (the message says what differs); nothing is changed
                 then.
         """
-        check_fit(checkpoint, self._config, self._network(), self._seed, self.model, self.workspace)
-        state = checkpoint.state
+        ranks, state = self._ranks, checkpoint.state
+        names = self.model.training_blobs()
+        check_fit(
+            checkpoint,
+            self._config,
+            self._network(),
+            self._seed,
+            self.model,
+            self.workspace,
+            names if ranks is None else ranks.training_blobs,
+        )
         self._ahead.close()
         try:
             self._batches.restore(state.data)
         except DatasetError as error:
             raise CheckpointError(f"checkpoint {checkpoint.path}: {error}") from None
-        for name, value in checkpoint.blobs.items():
-            self.workspace.feed(name, value)
+        for name in names:
+            self.workspace.feed(name, checkpoint.blobs[name])
         self.workspace.restore_steps(dict(state.random_steps))
         self.history = state.history
-        if self._ranks is not None:
-            self._ranks.start(self.workspace)
+        if ranks is not None:
+            ranks.start(self.workspace)
+            lost = ranks.restore(
+                self.workspace, checkpoint.blobs, state.layout, lambda: checkpoint.own(ranks.rank)
+            )
+            if lost and ranks.rank == 0:
+                log.warning("%s", lost)
+        elif state.layout.get("compression", "none") != "none":
+            log.warning(
+                "what compression %s kept back is not taken from the checkpoint: this run has one process",
+                state.layout["compression"],
+            )
 
     def run(self, log: StepLog | None = None, reporter: Reporter | None = None) -> History:
         """Trains until all epochs are done, and returns what was measured.
@@ -211,16 +235,34 @@ class Trainer:
             self._checkpoints.save(self._state(), self.model, self.workspace)
             return
         self._ranks.average_statistics(self.workspace)
+        layout = self._save_parts(self._ranks, self._checkpoints)
         problem = ""
         if self._ranks.rank == 0:
             try:
-                self._checkpoints.save(self._state(), self.model, self.workspace)
+                self._checkpoints.save(self._state(layout), self.model, self.workspace)
             except (OSError, CheckpointError) as error:
                 problem = f"rank 0 could not write a checkpoint: {error}"
         # The others wait here: nobody goes on, or ends, before it is whole.
         problem = self._ranks.communicator.broadcast_object(problem)
         if problem:
             raise CheckpointError(problem)
+
+    def _save_parts(self, ranks: DataParallel, checkpoints: CheckpointFolder) -> dict[str, Any]:
+        """Lets each rank write what it has for itself; returns the layout of that."""
+        own = ranks.own_blobs
+        if not own:
+            return {}
+        token = ranks.communicator.broadcast_object(secrets.token_hex(8))
+        layout = {**ranks.layout(), "own": list(own), "token": token}
+        problem = ""
+        try:
+            checkpoints.save_part(len(self.history.steps), ranks.rank, layout, self.workspace)
+        except (OSError, CheckpointError) as error:
+            problem = f"rank {ranks.rank} could not write its part of a checkpoint: {error}"
+        problems = [found for found in ranks.communicator.all_gather_object(problem) if found]
+        if problems:
+            raise CheckpointError(problems[0])
+        return layout
 
     def make_step(self) -> tuple[Step, int]:
         """Makes one update; returns what was measured, and the number of its samples on all ranks.
@@ -302,7 +344,7 @@ class Trainer:
     def _network(self) -> str:
         return network_hash(self.model) if self._single is None else self._single
 
-    def _state(self) -> RunState:
+    def _state(self, layout: Mapping[str, Any] | None = None) -> RunState:
         return RunState(
             config=self._config,
             network=self._network(),
@@ -313,6 +355,7 @@ class Trainer:
             data=self._batches.state(),
             history=self.history,
             notes=self._notes,
+            layout=layout or {},
         )
 
 

@@ -34,11 +34,12 @@ class Recipe:
         epochs: passes over the training images.
         batch_size: images a step.
         learning_rate: the highest rate; it falls to 0 along half a cosine.
-        momentum: of stochastic gradient descent.
+        momentum: of stochastic gradient descent and LARS.
         nesterov: whether the momentum looks ahead.
         weight_decay: added to the gradients of weights, times the weights.
         clip_norm: greatest norm of all gradients together; 0 does not clip.
         max_shift: images are shifted by up to so many pixels, at random; 0 leaves them.
+        optimizer: a name in :data:`gpunet.training.settings.OPTIMIZERS`.
         precision: ``float32``, or ``float16`` or ``bfloat16`` as :mod:`gpunet.mixed_precision` has them.
     """
 
@@ -50,6 +51,7 @@ class Recipe:
     weight_decay: float = 5e-4
     clip_norm: float = 0.0
     max_shift: int = 0
+    optimizer: str = "sgd"
     precision: str = "float32"
 
 

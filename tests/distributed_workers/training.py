@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,10 @@ import gpunet
 from gpunet.data import Batches, Dataset, load_dataset
 from gpunet.distributed import world
 from gpunet.distributed.data_parallel import parallelize, synchronize_batch_norm
-from gpunet.distributed.sharding import shard_optimizer
-from gpunet.optimizers import SGD, Adam
-from gpunet.training import Ranks, Settings, make_trainer
-from gpunet.zoo import build
+from gpunet.optimizers import SGD
+from gpunet.training import CheckpointFolder, Ranks, Settings, make_trainer
+from gpunet.training.history import Step
+from gpunet.training.trainer import Quiet
 
 STEPS = 20
 #: Model, batch size, learning rate, compression, micro-batches, synchronised batch norm. The residual network
@@ -120,35 +122,90 @@ def smooth(*, alone: bool) -> list[float]:
     return losses
 
 
-def sharded(*, alone: bool) -> list[float]:
-    """Losses with the optimizer's state shared between ranks, saved and restored in between."""
-    dataset, ranks, batch = data(), world(), 14
-    model = build("mlp", (1, 8, 8), 10)
-    model.add_gradients("loss")
-    optimizer = Adam(0.003, weight_decay=1e-3)
-    parts = None if alone else shard_optimizer(model, optimizer, bucket_bytes=60_000, metrics=["loss"])
-    if alone:
-        optimizer.apply(model)
-    workspace = gpunet.Workspace("cpu", seed=1)
-    workspace.run_once(model.init_net)
-    shard = (0, 1) if alone else (ranks.rank, ranks.size)
-    batches = Batches(dataset.train_images, dataset.train_labels, batch, seed=1, wrap=True, shard=shard)
-    if parts is not None:
-        parts.start(workspace)
-    net = workspace.create(model.net, engine="simple" if alone else "async_scheduling", workers=1)
-    losses = []
-    for step in range(STEPS):
-        images, labels = batches.next_batch()
-        if parts is not None:
-            parts.set_weight(workspace, len(labels), batches.last_size)
-        workspace.feed("data", images)
-        workspace.feed("label", labels)
-        workspace.run(net)
-        losses.append(float(workspace.fetch("loss")))
-        if parts is not None and step == STEPS // 2:
-            parts.restore(workspace, parts.state(workspace))
-            parts.start(workspace)
-    return losses
+#: Optimizers with shared state: learning rate, and what else is set.
+SHARED: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.05, "clip_norm": 0.5},
+    "adagrad": {},
+    "adadelta": {"learning_rate": 0.5},
+    "rmsprop": {"learning_rate": 0.001},
+    "adam": {"clip_norm": 0.5},
+    "lars": {"learning_rate": 5.0, "clip_norm": 0.5},
+    "lamb": {"learning_rate": 0.01, "clip_norm": 0.5},
+}
+
+
+def sharded(name: str, folder: str, *, alone: bool, ends: int = 0) -> list[float]:
+    """Losses with the optimizer's state shared between ranks: a run that goes on from a checkpoint where the
+    folder has one, and ends after some steps.
+    """
+    settings = Settings.of("mlp", 3, epochs=3, batch_size=14, optimizer=name, **SHARED[name])
+    found = CheckpointFolder(folder) if folder else None
+    trainer = make_trainer(
+        settings,
+        data(),
+        device="cpu",
+        ranks=None if alone else Ranks(verify_every=1, shard_optimizer=True, bucket_mib=0.05),
+        checkpoints=found,
+        checkpoint_every=5,
+    )
+    latest = None if found is None else found.latest()
+    if latest is not None:
+        trainer.restore(latest)
+    if ends:
+        while len(trainer.history.steps) < ends:
+            trainer.make_step()
+        trainer.save()
+    else:
+        trainer.run()
+    return [step.loss for step in trainer.history.steps][:STEPS]
+
+
+class EndedError(Exception):
+    """A run ended in the middle."""
+
+
+class EndsAt(Quiet):
+    """Ends a run in the middle, on all ranks."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def step(self, step: Step, total: int, samples: int) -> None:
+        """Ends it at a step."""
+        if step.step == self.at:
+            raise EndedError
+
+
+def kept(compression: str, folder: str) -> dict[str, Any]:
+    """A run with a compressor that keeps something, in one go and in two; digests of all at the end."""
+    settings = Settings.of("mlp", 3, epochs=3, batch_size=14, learning_rate=0.02, momentum=0.0, max_shift=1)
+
+    def trainer(name: str) -> Any:
+        return make_trainer(
+            settings,
+            data(),
+            device="cpu",
+            ranks=Ranks(compression, bucket_mib=0.05),
+            checkpoints=CheckpointFolder(f"{folder}/{name}"),
+            checkpoint_every=9,
+        )
+
+    def outcome(made: Any) -> dict[str, Any]:
+        names = [*made.model.training_blobs(), *made.ranks.own_blobs]
+        digests = {name: hashlib.sha256(made.workspace.fetch(name).tobytes()).hexdigest() for name in names}
+        return {"losses": [s.loss for s in made.history.steps], "digests": world().all_gather_object(digests)}
+
+    whole, first, second = trainer("whole"), trainer("cut"), trainer("cut")
+    whole.run()
+    with suppress(EndedError):
+        first.run(reporter=EndsAt(12))
+    world().barrier()
+    latest = CheckpointFolder(f"{folder}/cut").latest()
+    if latest is None:
+        raise SystemExit("there is no checkpoint")
+    second.restore(latest)
+    second.run()
+    return {"whole": outcome(whole), "resumed": outcome(second), "own": len(second.ranks.own_blobs)}
 
 
 def table(*, alone: bool) -> list[list[float]]:
@@ -184,7 +241,14 @@ def measure(name: str, *, alone: bool) -> Any:
     """What is measured under a name: one of :data:`COURSES`, or a function here."""
     if name in COURSES:
         return course(name, alone=alone)
-    return {"smooth": smooth, "sharded": sharded, "table": table}[name](alone=alone)
+    kind, *details = name.split("=")
+    if kind == "sharded":
+        return sharded(details[0], "", alone=alone)
+    if kind == "shared":
+        return sharded(details[0], details[1], alone=alone, ends=int(details[2]))
+    if kind == "kept":
+        return kept(*details)
+    return {"smooth": smooth, "table": table}[name](alone=alone)
 
 
 def main(names: list[str]) -> None:
