@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpunet.inference import infer_operator
-from gpunet.net import NetLike, as_net_def
+from gpunet.net import NetLike, as_net_def, check_source
 from gpunet.operator import Operator
 from gpunet.specs import BlobSpec, TensorSpec
 
@@ -64,6 +64,7 @@ def net_cost(net: NetLike, inputs: Mapping[str, TensorSpec], parameters: Mapping
     External inputs whose shape is in neither are allowed; what depends on them is not known then.
 
     Raises:
+        NetError: the operators form a cycle, or are in no order of use.
         SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the
             operator.
     """
@@ -75,7 +76,9 @@ def net_cost(net: NetLike, inputs: Mapping[str, TensorSpec], parameters: Mapping
     for index, op_def in enumerate(definition.op):
         op = Operator(op_def, definition.name, index)
         for name in op.inputs:
-            specs.setdefault(name, None)
+            if name not in specs:
+                check_source(definition, index, name)
+                specs[name] = None
         before = [specs[name] for name in op.inputs]
         outputs = tuple(infer_operator(op, specs))
         known = all(s is not None for s in (*before, *outputs))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +15,7 @@ from gpunet.blobs import ALIGNMENT, aligned_bytes
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
 from gpunet.engines import Step
-from gpunet.errors import DeviceError, GpunetError, KernelError
+from gpunet.errors import AllocationError, DeviceError, GpunetError, KernelError
 from gpunet.graph import Graph, Node, Value
 from gpunet.graph_engine import by_phase
 from gpunet.kernels import Kernel, KernelContext, wanted_scratch
@@ -105,10 +106,14 @@ def bind(program: Program, compiled: Compiled) -> Binding:
     for value in compiled.graph.entries:
         result.values[value] = _entry(workspace, value)
         result.entries[value.name, value.device] = result.values[value]
-    arenas = {device: memory.block("arena", device, size) for device, size in compiled.memory.arenas.items()}
+    arenas = {}
+    for device, size in compiled.memory.arenas.items():
+        with _asked_by(*_largest(compiled, device, size)):
+            arenas[device] = memory.block("arena", device, size)
     for node in compiled.graph.nodes:
         for index, value in enumerate(node.outputs):
-            result.values[value] = _output(workspace, node, index, result.values, compiled, arenas)
+            with _asked_by(node, f"output {value.name!r} ({value.spec})"):
+                result.values[value] = _output(workspace, node, index, result.values, compiled, arenas)
     for values in compiled.graph.finals.values():
         for value in values:
             if compiled.places[value].blob:
@@ -118,6 +123,31 @@ def bind(program: Program, compiled: Compiled) -> Binding:
     result.constants = _make_steps(program, once.items, result.values)
     result.steps = _make_steps(program, compiled.schedule.items, result.values)
     return result
+
+
+@contextmanager
+def _asked_by(node: Node | None, what: str) -> Iterator[None]:
+    """Says for which operator there was no memory."""
+    try:
+        yield
+    except (AllocationError, DeviceError) as error:
+        if node is None or error.location:
+            raise
+        raise type(error)(f"{what}: {error}").locate(node.where) from None
+
+
+def _largest(compiled: Compiled, device: Device, size: int) -> tuple[Node | None, str]:
+    """The operator of the largest output in an arena, and words for both."""
+    outputs = [(value, node) for node in compiled.graph.nodes for value in node.outputs]
+    inside = [
+        (compiled.places[value].nbytes, value, node)
+        for value, node in outputs
+        if compiled.places[value].internal and value.device == device
+    ]
+    if not inside:
+        return None, ""
+    _, value, node = max(inside, key=lambda found: found[0])
+    return node, f"an arena of {size:,} bytes, in which output {value.name!r} ({value.spec}) is the largest"
 
 
 def _entry(workspace: Workspace, value: Value) -> Any:
@@ -171,7 +201,8 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
     offsets = [_offsets(specs) for specs in wanted]
     # The largest first: a block that grows is a second block for a while.
     for item, places in sorted(zip(items, offsets, strict=True), key=lambda pair: -pair[1][-1]):
-        program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
+        with _asked_by(item.node, "scratch memory"):
+            program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
     steps = []
     for item, specs, places in zip(items, wanted, offsets, strict=True):
         inputs = tuple(values[v] for v in item.node.inputs)

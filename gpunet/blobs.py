@@ -12,7 +12,7 @@ from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device
 from gpunet.dtypes import NUMPY_TO_PROTO
-from gpunet.errors import DataTypeError, ShapeError
+from gpunet.errors import AllocationError, DataTypeError, ShapeError
 from gpunet.proto import TensorProto
 from gpunet.specs import BlobSpec, OpaqueSpec, TensorSpec
 
@@ -122,8 +122,14 @@ class Blob:
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised memory of ``size`` bytes that starts at a multiple of :data:`ALIGNMENT`."""
-    raw = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    """Uninitialised memory of ``size`` bytes that starts at a multiple of :data:`ALIGNMENT`.
+
+    Raises :class:`AllocationError` where there is not so much.
+    """
+    try:
+        raw = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    except (MemoryError, ValueError, OverflowError):
+        raise AllocationError(f"the host has no {size:,} bytes") from None
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunet.errors import DeviceError
-from gpunet.proto import PROTO_CPU, PROTO_CUDA, PROTO_HIP, DeviceOption, OperatorDef
+from gpunet.proto import PROTO_CPU, PROTO_CUDA, PROTO_HIP, DeviceOption, DeviceTypeProto, OperatorDef
 
 #: Device types that mean a GPU; all others are host memory here, whatever library computed on it there.
 _ACCELERATORS: Final = frozenset([PROTO_CUDA, PROTO_HIP])
+#: Names of all device types by number.
+_KINDS: Final = {
+    value.number: value.name.removeprefix("PROTO_")
+    for value in DeviceTypeProto.DESCRIPTOR.values
+    if value.name != "PROTO_COMPILE_TIME_MAX_DEVICE_TYPES"
+}
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,17 @@ def parse_device(name: str | Device) -> Device:
 def requested_device(definition: OperatorDef) -> Device | None:
     """The device that a definition asks for; ``None`` where it leaves the choice to the workspace.
 
-    A device option without a device type (one that only sets a random seed, say) asks for nothing.
+    A device option without a device type (one that only sets a random seed, say) asks for nothing. Raises
+    :class:`DeviceError` for a number that is no device type.
     """
     option = definition.device_option
     if not option.HasField("device_type"):
         return None
+    if option.device_type not in _KINDS:
+        known = ", ".join(f"{number} ({name})" for number, name in _KINDS.items())
+        raise DeviceError(f"device_type is {option.device_type}, wanted one of {known}")
+    if option.device_id < 0:
+        raise DeviceError(f"device_id is {option.device_id}, wanted 0 or more")
     if option.device_type in _ACCELERATORS:
         return Device("cuda", option.device_id)
     return CPU

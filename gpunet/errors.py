@@ -70,5 +70,9 @@ class DeviceError(GpunetError, RuntimeError):
     """A device does not exist here, or has no kernel for an operator."""
 
 
+class AllocationError(GpunetError, MemoryError):
+    """There is not as much memory as is wanted."""
+
+
 class KernelError(GpunetError, RuntimeError):
     """A kernel refused its data, or failed, while a net ran (a label out of range, say)."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpunet.dtypes import DTypeLike, as_dtype
 from gpunet.errors import BlobError, ShapeError
-from gpunet.net import NetLike, as_net_def
+from gpunet.net import NetLike, as_net_def, check_source
 from gpunet.operator import Operator
 from gpunet.specs import BlobSpec, Shape, TensorSpec
 
@@ -26,6 +26,7 @@ def infer(net: NetLike, blobs: Mapping[str, tuple[Shape, DTypeLike]]) -> dict[st
         and all that follow from them, are left out, as are opaque ones.
 
     Raises:
+        NetError: the operators form a cycle, or are in no order of use.
         BlobError: the net reads a blob that is neither given nor made before.
         SchemaError, ArgumentError, ShapeError, DataTypeError: an operator does not fit, located at the
             operator.
@@ -33,6 +34,9 @@ def infer(net: NetLike, blobs: Mapping[str, tuple[Shape, DTypeLike]]) -> dict[st
     specs: dict[str, BlobSpec | None] = {name: _spec(name, known) for name, known in blobs.items()}
     definition = as_net_def(net)
     for index, op_def in enumerate(definition.op):
+        for name in op_def.input:
+            if name not in specs:
+                check_source(definition, index, name)
         infer_operator(Operator(op_def, definition.name, index), specs)
     return {name: (s.shape, s.dtype) for name, s in specs.items() if isinstance(s, TensorSpec)}
 

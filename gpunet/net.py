@@ -148,6 +148,15 @@ def check_order(net: NetDef, exists: Callable[[str], bool] = lambda name: False)
         raise NetError(f"net {net.name!r} declares output {lost[0]!r}, but no operator makes it")
 
 
+def check_source(net: NetDef, index: int, name: str) -> None:
+    """Raises :class:`NetError` if a blob that operator ``index`` reads is made by a later one, and by none
+    before.
+    """
+    makers = [position for position, op in enumerate(net.op) if name in op.output]
+    if makers and makers[0] >= index and name not in net.external_input:
+        raise NetError(_disorder(net, index, name, makers[0]))
+
+
 def _label(op: OperatorDef) -> str:
     return op.name or (op.output[0] if op.output else "")
 

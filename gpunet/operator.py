@@ -80,15 +80,15 @@ class Operator:
     def _check_size(self, o: int, after: BlobSpec | None) -> None:
         if isinstance(after, TensorSpec) and not is_representable(after.shape, after.dtype):
             raise ShapeError(
-                f"output {self.schema.output_at(o).name} would be {after} ({after.rank} dimensions), wanted "
+                f"output {self.schema.output_label(o)} would be {after} ({after.rank} dimensions), wanted "
                 f"at most {MAX_RANK} dimensions and less than 2^63 bytes"
             )
 
     def _check_inplace(self, i: int, o: int, before: BlobSpec | None, after: BlobSpec | None) -> None:
         if isinstance(before, TensorSpec) and isinstance(after, TensorSpec) and before.nbytes != after.nbytes:
             raise ShapeError(
-                f"output {self.schema.output_at(o).name} ({after}) cannot be written in place of input "
-                f"{self.schema.input_at(i).name} ({before}), wanted equal sizes or another output name"
+                f"output {self.schema.output_label(o)} ({after}) cannot be written in place of input "
+                f"{self.schema.input_label(i)} ({before}), wanted equal sizes or another output name"
             )
 
     def flops(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

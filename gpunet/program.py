@@ -22,7 +22,7 @@ from gpunet.backends import Stream, backend
 from gpunet.binding import Binding, Compiled, Memory, bind, blame, compile_graph, fresh_values
 from gpunet.blobs import EMPTY, Blob
 from gpunet.buffers import Buffer
-from gpunet.devices import CPU, Device
+from gpunet.devices import CPU, Device, requested_device
 from gpunet.engines import Step, StepFailed, run_lanes, run_simple
 from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import Graph, Node, Value, build
@@ -69,6 +69,7 @@ class Program:
         self.options = options
         self.operators = [Operator(_with_device(net, op), net.name, i) for i, op in enumerate(net.op)]
         for op in self.operators:
+            _check_device(op)
             if not exists(op, CPU.kind, workspace.device.kind):
                 raise DeviceError(f"no kernel is registered on the CPU or on {workspace.device}").locate(
                     op.where
@@ -400,6 +401,14 @@ class DynamicSegment(Segment):
             workspace.put(name, value)
 
 
+def _check_device(op: Operator) -> None:
+    """Raises :class:`DeviceError` for a device that nothing knows, before anything runs."""
+    try:
+        requested_device(op.definition)
+    except DeviceError as error:
+        raise error.locate(op.where) from None
+
+
 def _with_device(net: NetDef, op: OperatorDef) -> OperatorDef:
     if not net.HasField("device_option") or op.HasField("device_option"):
         return op
@@ -414,8 +423,8 @@ def _equal(a: BlobSpec | None, b: BlobSpec) -> bool:
 
 
 def _missing(workspace: Workspace, op: Operator, index: int) -> BlobError:
-    declared = op.schema.input_at(index).name
-    return BlobError(f"input {declared}: {workspace.absence(op.inputs[index])}").locate(op.where)
+    label = op.schema.input_label(index)
+    return BlobError(f"input {label}: {workspace.absence(op.inputs[index])}").locate(op.where)
 
 
 def _read(workspace: Workspace, op: Operator, index: int) -> Any:

@@ -27,8 +27,9 @@ same_as_input = same_as(0)
 
 
 def describe(op: Operator, index: int, spec: TensorSpec) -> str:
-    """``input X (float32 8x3x4x4)``: how messages name an input."""
-    return f"input {op.schema.input_at(index).name} ({spec})"
+    """``input X (float32 8x3x4x4)``: how messages name an input; one of any number with its blob."""
+    blob = f"{op.inputs[index]!r}, " if op.schema.input_at(index).variadic else ""
+    return f"input {op.schema.input_label(index)} ({blob}{spec})"
 
 
 def want_rank(op: Operator, inputs: Sequence[TensorSpec], index: int, *ranks: int) -> None:

@@ -133,6 +133,16 @@ class OpSchema:
         """The declaration that covers input ``index`` (the last one, where it is variadic)."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
+    def input_label(self, index: int) -> str:
+        """How messages name input ``index``: as declared, and numbered where it is one of any number."""
+        declared = self.input_at(index)
+        return f"{declared.name}[{index - len(self.inputs) + 1}]" if declared.variadic else declared.name
+
+    def output_label(self, index: int) -> str:
+        """How messages name output ``index``."""
+        declared = self.output_at(index)
+        return f"{declared.name}[{index - len(self.outputs) + 1}]" if declared.variadic else declared.name
+
     def output_at(self, index: int) -> Output:
         """The declaration that covers output ``index`` (the last one, where it is variadic)."""
         return self.outputs[min(index, len(self.outputs) - 1)]
@@ -160,7 +170,7 @@ class OpSchema:
         for i, o in self.enforce_inplace:
             if i < len(op.inputs) and o < len(op.outputs) and op.inputs[i] != op.outputs[o]:
                 raise SchemaError(
-                    f"output {self.output_at(o).name} must be in place of input {self.input_at(i).name}: "
+                    f"output {self.output_label(o)} must be in place of input {self.input_label(i)}: "
                     f"found {op.outputs[o]!r} and {op.inputs[i]!r}, wanted one name"
                 )
         if self.check is not None:
@@ -175,7 +185,7 @@ class OpSchema:
             if not isinstance(found, TensorSpec) or found.dtype not in declared.types:
                 wanted = ", ".join(sorted("string" if t.hasobject else t.name for t in declared.types))
                 raise DataTypeError(
-                    f"input {declared.name} ({op.inputs[i]!r}) is {found}, wanted one of {wanted}"
+                    f"input {self.input_label(i)} ({op.inputs[i]!r}) is {found}, wanted one of {wanted}"
                 )
 
 

@@ -28,9 +28,11 @@ def command(model: Path, images: tuple[Path, ...], top: int, device: str, detect
     the size that the model wants; .npy files hold one image [H, W] or [C, H, W], or many
     [N, C, H, W]. Pixels of 8 and 16 bits are scaled to 0..1, other arrays are taken as they are.
     """
+    import numpy as np
+
     from gpunet import nan_check
     from gpunet.data import load_image
-    from gpunet.errors import ShapeError
+    from gpunet.errors import KernelError, ShapeError
     from gpunet.export import Predictor, load_model
 
     loaded = load_model(model)
@@ -50,6 +52,13 @@ def command(model: Path, images: tuple[Path, ...], top: int, device: str, detect
         scores = scores.reshape(len(batch), -1)
         for index, row in enumerate(scores):
             name = str(path) if len(scores) == 1 else f"{path}[{index}]"
+            bad = row.size - int(np.isfinite(row).sum())
+            if bad:
+                pixels = batch[index].size - int(np.isfinite(batch[index]).sum())
+                raise KernelError(
+                    f"{name}: {bad} of {row.size} scores are NaN or infinite, wanted finite ones; so are "
+                    f"{pixels} of {batch[index].size} pixels (--detect-nan names the operator that made them)"
+                )
             click.echo(f"{name}: {_best(row, top)}")
 
 

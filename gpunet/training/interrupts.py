@@ -13,7 +13,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Keeps the first SIGINT (Ctrl-C) or SIGTERM in :attr:`caught`; a second one acts as without this.
 
-    Python handles signals in the main thread only; in another one this does nothing.
+    Signals that are ignored stay so (SIGINT of a job that a shell has put in the background). Python handles
+    signals in the main thread only; in another one this does nothing.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._catch) for number in _SIGNALS}
+            heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._catch) for number in heeded}
         return self
 
     def __exit__(

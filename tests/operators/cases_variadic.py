@@ -44,7 +44,7 @@ for _type, _function in (
         OpCase(
             _type,
             [normal(2, 3), normal(2, 3), normal(3)],
-            raises=(ShapeError, "input X (float32 3) does not fit, wanted 2x3"),
+            raises=(ShapeError, "input X[2] ('in2', float32 3) does not fit, wanted 2x3"),
             id="shapes",
         ),
         OpCase(_type, [normal(2), np.zeros(2)], raises=(DataTypeError, "differs in type"), id="types"),
