@@ -1,0 +1,150 @@
+"""What users are told when something is wrong: the operator, the blob, what was found and what was wanted."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import gpunet
+from gpunet.blobs import aligned_bytes
+from gpunet.cli import main
+from gpunet.definitions import make_operator
+from gpunet.errors import AllocationError, BlobError, DataTypeError, DeviceError, NetError, ShapeError
+from gpunet.proto import DeviceOption, NetDef, OperatorDef
+from gpunet.serialization import save
+from gpunet.training.interrupts import Interrupts
+
+
+def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
+    return make_operator(type, inputs.split(), outputs.split(), **args)
+
+
+@pytest.fixture
+def ws() -> gpunet.Workspace:
+    found = gpunet.Workspace("cpu")
+    found.feed("a", np.ones((2, 3), np.float32))
+    found.feed("b", np.ones((2, 4), np.float32))
+    found.feed("i", np.ones((2, 3), np.int64))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("definition", "error", "text"),
+    [
+        (
+            op("Concat", "a b", "y s", axis=0),
+            ShapeError,
+            r"input X\[1\] \('b', float32 2x4\) does not fit input X\[0\] \('a', float32 2x3\)",
+        ),
+        (op("Concat", "a i", "y s", axis=0), DataTypeError, r"input X\[1\] \('i', int64 2x3\)"),
+        (op("Sum", "a a b", "y"), ShapeError, r"\[2\] \('b', float32 2x4\)"),
+        (op("Sum", "a gone", "y"), BlobError, r"input \w+\[1\]: .*'gone'"),
+    ],
+)
+def test_one_of_many_inputs_is_named(ws, definition, error, text):
+    with pytest.raises(error, match=text):
+        ws.run_operator(definition)
+
+
+HUGE = 1 << 30
+
+
+@pytest.mark.parametrize("keep", [["y", "z"], ["z"]], ids=["blob", "arena"])
+def test_an_allocation_that_fails_names_the_operator(ws, keep):
+    ops = [op("ConstantFill", "", "y", shape=[HUGE, HUGE // 4]), op("ReduceBackMean", "y", "z")]
+    ws.create(NetDef(name="n", op=ops), keep=keep, without=["constants"])
+    output = r"output 'y' \(float32 1073741824x268435456\)"
+    wanted = rf"\[ConstantFill\] op 0 'y' in net 'n': .*{output}.*: the host has no"
+    with pytest.raises(AllocationError, match=wanted) as caught:
+        ws.run("n")
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_an_allocation_on_a_device_that_fails_names_the_operator():
+    from gpunet.cuda_kernels.sim import toolchain
+
+    if toolchain.find() is None:
+        pytest.skip(toolchain.MISSING)
+    ws = gpunet.Workspace("sim:0")
+    with pytest.raises(DeviceError, match=r"\[ConstantFill\] op 'y'.*: output 'y' .*: out of memory on sim"):
+        ws.run_operator(op("ConstantFill", "", "y", shape=[HUGE, HUGE // 4]))
+
+
+def test_memory_that_cannot_be_counted_is_refused():
+    with pytest.raises(AllocationError, match=r"the host has no 9,223,372,036,854,775,807 bytes"):
+        aligned_bytes(2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (DeviceOption(device_type=99), r"device_type is 99, wanted one of 0 \(CPU\), 1 \(CUDA\), 2 \(MKL"),
+        (DeviceOption(device_type=-1), "device_type is -1"),
+        (DeviceOption(device_type=11), "device_type is 11"),
+        (DeviceOption(device_type=1, device_id=-2), "device_id is -2, wanted 0 or more"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["operator", "net", "dynamic operator"])
+def test_devices_that_nothing_knows_are_refused(ws, option, text, place):
+    net = NetDef(name="n", op=[op("NumpyTile" if place == "dynamic operator" else "Relu", "a", "y")])
+    if place == "dynamic operator":
+        net.op[0].input.append("i")
+    (net if place == "net" else net.op[0]).device_option.CopyFrom(option)
+    with pytest.raises(DeviceError, match=rf"\[\w+\] op 0 'y' in net 'n': {text}"):
+        ws.create(net)
+
+
+@pytest.fixture
+def cyclic() -> NetDef:
+    ops = [op("Add", "x c", "a"), op("Relu", "a", "b"), op("Relu", "b", "c")]
+    return NetDef(name="round", op=ops, external_input=["x"], external_output=["c"])
+
+
+CYCLE = r"the operators form a cycle: Add 'a' -> Relu 'b' -> Relu 'c' -> Add 'a', wanted an order without one"
+
+
+def test_a_cycle_is_named_wherever_a_net_is_read(ws, cyclic, tmp_path):
+    save(tmp_path / "round.pbtxt", cyclic)
+    with pytest.raises(NetError, match=CYCLE):
+        ws.create(cyclic)
+    with pytest.raises(NetError, match=CYCLE):
+        gpunet.infer(cyclic, {"x": ((2,), "float32")})
+    for command in ("info", "time", "explain", "check-races"):
+        given = [command, str(tmp_path / "round.pbtxt"), "--input", "x=2x3"]
+        done = CliRunner().invoke(main, given)
+        assert done.exit_code == 1, command
+        assert "the operators form a cycle: Add 'a'" in " ".join(done.stderr.split()), command
+
+
+def test_predict_does_not_rank_scores_that_are_no_numbers(tmp_path):
+    model = gpunet.zoo.build("mlp", (1, 4, 4), 3)
+    ws = gpunet.Workspace("cpu")
+    ws.run_once(model.init_net)
+    gpunet.save_model(tmp_path / "model", model, ws, "softmax")
+    images = np.zeros((2, 1, 4, 4), np.float32)
+    images[1, 0, 2, 2] = np.nan
+    np.save(tmp_path / "i.npy", images)
+    done = CliRunner().invoke(main, ["predict", str(tmp_path / "model"), str(tmp_path / "i.npy")])
+    assert done.exit_code == 1
+    assert "nan%" not in done.output
+    assert "i.npy[0]: class" in done.stdout
+    message = "i.npy[1]: 3 of 3 scores are NaN or infinite, wanted finite ones; so are 1 of 16 pixels"
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_are_ignored_stay_ignored(number):
+    """A shell starts `job &` and `nohup job` with signals ignored."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            assert signal.getsignal(number) is signal.SIG_IGN
+            signal.raise_signal(number)
+            assert interrupts.caught is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
