@@ -198,6 +198,7 @@ def prepare(
     buffers: Mapping[str, Buffer],
     scratch: Buffer | None,
     numbers: Mapping[str, float] | None = None,
+    allowed: Settings | None = None,
 ) -> Launch:
     """The launch of a graph, ready to be repeated and to be captured.
 
@@ -207,6 +208,7 @@ def prepare(
         buffers: its operands by name.
         scratch: the workspace that :func:`workspace` asked for.
         numbers: its operands that are numbers of the host.
+        allowed: what its plan may do; by default what the environment allows.
 
     Raises:
         NoPlanError: cuDNN cannot run it in this workspace, or an operand does not begin at a multiple of 16
@@ -215,10 +217,11 @@ def prepare(
     """
     backend, stream = ctx.backend, ctx.stream
     given = 0 if scratch is None else scratch.nbytes
-    plan = find(backend, descriptor)
+    allowed = allowed or settings()
+    plan = find(backend, descriptor, allowed)
     if plan.workspace > given:
         # Another one than when the scratch was asked for: plans are timed, and may have been forgotten since.
-        plan = find(backend, descriptor, dataclasses.replace(settings(), workspace=given))
+        plan = find(backend, descriptor, dataclasses.replace(allowed, workspace=given))
     for name, operand in descriptor.operands().items():
         if operand.value:
             if name not in (numbers or {}):

@@ -274,13 +274,21 @@ class MatrixProduct(Descriptor):
 
     def as_convolution(self) -> Convolution | None:
         """The same product with filters of one pixel, which have plans for any sizes and for float32 without
-        TF32; ``None`` where matrices lie otherwise than (M, K) and (N, K).
+        TF32: a convolution where b is transposed, its gradient of the data where nothing is, that of the
+        filters where a is. ``None`` for batches, where both are, and for gradients with an epilogue.
         """
-        if self.batch != 1 or self.trans_a or not self.trans_b:
+        forward = self.trans_b and not self.trans_a
+        if self.batch != 1 or (self.trans_a and self.trans_b) or (self.epilogue and not forward):
             return None
-        ones, zeros = (1, 1), (0, 0)
-        shapes = (self.m, self.k, 1, 1), (self.n, self.k, 1, 1), (self.m, self.n, 1, 1)
-        return Convolution("forward", self.dtype, *shapes, ones, ones, zeros, zeros, epilogue=self.epilogue)
+        m, n, k, ones, zeros = self.m, self.n, self.k, (1, 1), (0, 0)
+        if forward:
+            kind, shapes = "forward", ((m, k), (n, k), (m, n))
+        elif self.trans_a:
+            kind, shapes = "filter", ((k, n), (m, n), (k, m))
+        else:
+            kind, shapes = "data", ((m, n), (k, n), (m, k))
+        x, w, y = ((*shape, 1, 1) for shape in shapes)
+        return Convolution(kind, self.dtype, x, w, y, ones, ones, zeros, zeros, epilogue=self.epilogue)
 
     def __str__(self) -> str:
         sizes = f"{self.m}x{self.k} . {self.k}x{self.n}"

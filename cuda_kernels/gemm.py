@@ -1,9 +1,12 @@
-"""Matrix products: which of three routes computes one, and its launch, prepared once.
+"""Matrix products: which of four routes computes one, and its launch, prepared once.
 
 * ``cublaslt``: cuBLASLt through nvmath's bindings (:mod:`gpunet.cuda_kernels.cublaslt`), with a workspace of
   our own, so that it can be captured into a graph. The first choice on a GPU.
+* ``cudnn``: cuDNN's matrix product, or the same sums as a convolution
+  (:mod:`gpunet.cuda_kernels.cudnn_products`). Used on a GPU where cuBLASLt is not installed or offers
+  nothing, and cuDNN has a plan.
 * ``kernel``: the tiled kernel of ``gemm.cu``: any sizes, no library, also on the simulated device. Used on a
-  GPU where cuBLASLt is not installed or offers nothing.
+  GPU where neither library computes a product.
 * ``host``: NumPy, called by the simulated device in stream order: the choice there, for speed.
 
 ``GPUNET_GEMM`` set to one of these names takes the choice away. Float32 is exact, unless TF32 is asked for
@@ -27,7 +30,7 @@ from gpunet.backends import Backend
 from gpunet.broadcasting import Group, collapse, strides_along
 from gpunet.buffers import Buffer
 from gpunet.cpu_fallback.precision import matmul as host_matmul
-from gpunet.cuda_kernels import cublaslt
+from gpunet.cuda_kernels import cublaslt, cudnn_products
 from gpunet.cuda_kernels.launch import blocks, in_order, prepare
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.dtypes import is_bfloat16
@@ -41,7 +44,7 @@ Launch = Callable[[], None]
 #: Rows and columns of the tile that a block of the kernel computes, and its threads (kTile, kThreads there).
 TILE: Final = 64
 THREADS: Final = 256
-ROUTES: Final = ("auto", "cublaslt", "kernel", "host")
+ROUTES: Final = ("auto", "cublaslt", "cudnn", "kernel", "host")
 
 _PARAMETERS: Final = (
     "const T* a, const T* b, T* out, const T* bias, int64 m, int64 n, int64 k, int64 batch, int64 stride_a, "
@@ -52,6 +55,8 @@ _GEMM: Final = {
     for trans_a in (False, True)
     for trans_b in (False, True)
 }
+#: Libraries by route, the one to be asked first in front.
+_LIBRARIES: Final[dict[str, Any]] = {"cublaslt": cublaslt, "cudnn": cudnn_products}
 
 
 @dataclass(frozen=True)
@@ -174,21 +179,25 @@ def choose(backend: Backend, work: Product) -> tuple[str, str]:
     asked = os.environ.get("GPUNET_GEMM", "auto")
     if asked not in ROUTES:
         raise DeviceError(f"GPUNET_GEMM is {asked!r}, wanted one of {', '.join(ROUTES)}")
-    against = {
-        "auto": None,
-        "kernel": None,
-        "host": None if backend.simulated else "only the simulated device calls the host",
-        "cublaslt": cublaslt.reason_against(backend, work),
-    }
-    if against[asked]:
-        raise DeviceError(f"GPUNET_GEMM is {asked!r}, on {backend.device}: {against[asked]}")
     if asked != "auto":
+        against = None
+        if asked == "host" and not backend.simulated:
+            against = "only the simulated device calls the host"
+        elif asked in _LIBRARIES:
+            against = _LIBRARIES[asked].reason_against(backend, work)
+        if against is not None:
+            raise DeviceError(f"GPUNET_GEMM is {asked!r}, on {backend.device}: {against}")
         return asked, "GPUNET_GEMM asks for it"
     if backend.simulated:
         return "host", "the simulated device takes NumPy for libraries"
-    if against["cublaslt"] is None:
-        return "cublaslt", "TF32" if work.tf32 and work.dtype == "float32" else "exact"
-    return "kernel", against["cublaslt"]
+    reasons: dict[str, None] = {}
+    for route, library in _LIBRARIES.items():
+        against = library.reason_against(backend, work)
+        if against is None:
+            exact = "TF32" if work.tf32 and work.dtype == "float32" else "exact"
+            return route, "; ".join([exact, *reasons])
+        reasons[against] = None
+    return "kernel", "; ".join(reasons)
 
 
 def explain(backend: Backend, work: Product) -> str:
@@ -247,9 +256,12 @@ def matmul(
     route, _ = choose(ctx.backend, work)
     if route == "host":
         return _on_host(ctx, work, a, b, out, bias)
-    if route == "cublaslt":
+    # A library may still offer nothing for these addresses: then the next one is asked.
+    names = list(_LIBRARIES)
+    for name in names[names.index(route) :] if route in names else ():
         launches = [
-            cublaslt.prepare(ctx, work, *_at(work, offsets, a, b, out), bias) for offsets in work.offsets()
+            _LIBRARIES[name].prepare(ctx, work, *_at(work, offsets, a, b, out), bias)
+            for offsets in work.offsets()
         ]
         found = [launch for launch in launches if launch is not None]
         if len(found) == len(launches):

@@ -192,7 +192,9 @@ def test_what_cudnn_is_not_asked_for() -> None:
     instead = odd.as_convolution()
     assert instead is not None
     assert (instead.x, instead.w, instead.y) == ((33, 51, 1, 1), (77, 51, 1, 1), (33, 77, 1, 1))
-    assert MatrixProduct("float16", 33, 77, 51).as_convolution() is None
+    plain = MatrixProduct("float16", 33, 77, 51)
+    for changes in ({"trans_a": True, "trans_b": True}, {"batch": 2}, {"epilogue": ("relu",)}):
+        assert dataclasses.replace(plain, **changes).as_convolution() is None
 
 
 def operator(type: str = "Conv", inputs: int = 2, outputs: int = 1, **args: Any) -> Operator:

@@ -292,7 +292,9 @@ def test_a_gpu_takes_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_without_nvmath_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUNET_GEMM", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert gemm.choose(fake_backend("cuda"), WORK) == ("kernel", "nvmath-python is not installed")
+    route, reason = gemm.choose(fake_backend("cuda"), WORK)
+    assert route == "kernel"
+    assert reason.startswith("nvmath-python is not installed; nvidia-cudnn-frontend is not installed;")
     monkeypatch.setenv("GPUNET_GEMM", "cublaslt")
     with pytest.raises(DeviceError, match="GPUNET_GEMM is 'cublaslt', on cuda:0: nvmath-python is not"):
         gemm.choose(fake_backend("cuda"), WORK)
@@ -305,7 +307,7 @@ def test_the_simulated_device_takes_the_host(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DeviceError, match="only the simulated device calls the host"):
         gemm.choose(fake_backend("cuda"), WORK)
     monkeypatch.setenv("GPUNET_GEMM", "mkl")
-    with pytest.raises(DeviceError, match="GPUNET_GEMM is 'mkl', wanted one of auto, cublaslt, kernel, host"):
+    with pytest.raises(DeviceError, match="GPUNET_GEMM is 'mkl', wanted one of auto, cublaslt, cudnn,"):
         gemm.choose(fake_backend("sim"), WORK)
 
 

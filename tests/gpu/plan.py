@@ -20,6 +20,8 @@ from gpunet.cuda_kernels import (
     cudnn,
     cudnn_layer_norm,
     cudnn_normalization,
+    cudnn_products,
+    gemm,
     quantization,
 )
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
@@ -184,6 +186,11 @@ def products(half: str, *types: str) -> Iterator[Descriptor]:
         yield MatrixProduct(half, 64, 32, 128, trans_b=True, epilogue=epilogue)
         for dtype in types:
             yield MatrixProduct(dtype, 33, 77, 51, trans_b=True, epilogue=epilogue).as_convolution()  # type: ignore[misc]
+    # Those of LeNet's fully connected layers and of their gradients, and odd ones.
+    for m, n, k in ((64, 500, 800), (64, 10, 500), (500, 800, 64), (33, 77, 51)):
+        for trans_a, trans_b in ((False, True), (False, False), (True, False)):
+            for dtype in types:
+                yield from cudnn_products.graphs(gemm.Product(dtype, m, n, k, trans_a, trans_b))[-1:]
 
 
 def quick() -> Iterator[Descriptor]:
