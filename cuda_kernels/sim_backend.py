@@ -60,7 +60,7 @@ class SimFunction(backends.Function):
         configuration = self._configurations.get(key)
         if configuration is None:
             configuration = self._configurations[key] = library.Launch(
-                grid, block, shared, written=self._written
+                grid, block, shared, written=self._written, milliseconds=self.backend.milliseconds
             )
         run = functools.partial(self.backend.run_launch, self, configuration, params, arguments)
         ranges = functools.partial(self.ranges, params, arguments)
@@ -109,9 +109,11 @@ class SimBackend(backends.Backend):
         order: of a block's threads between barriers, and of blocks: ``forward``, ``reverse`` or ``random``.
         check_order: run each launch in several orders and compare what it wrote (see :meth:`run_launch`).
         memory: bytes that can be allocated at a time; ``None`` for no limit.
+        timeout: seconds of processor time that a launch may take, 0 for any; the environment's
+            ``GPUNET_SIM_TIMEOUT`` by default, else 120.
 
     Raises:
-        DeviceError: there is no C++ compiler.
+        DeviceError: there is no C++ compiler; a seed or a time that is no number.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class SimBackend(backends.Backend):
         order: str = "forward",
         check_order: bool = False,
         memory: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         if order not in _ORDERS:
             raise DeviceError(f"order of threads {order!r}, wanted one of {', '.join(_ORDERS)}")
@@ -130,6 +133,9 @@ class SimBackend(backends.Backend):
         self.order = order
         self.checks_bounds = toolchain.checks_bounds()
         self.seed = default_seed(os.environ.get("GPUNET_SIM_SEED", 0)) if seed is None else seed
+        self.milliseconds = _milliseconds(
+            os.environ.get("GPUNET_SIM_TIMEOUT", 120) if timeout is None else timeout
+        )
         self.runtime = library.runtime()
         self.executor = Executor(self.seed)
         self._stream = SimStream(self.executor)
@@ -433,6 +439,16 @@ class SimBackend(backends.Backend):
         launch.order = order
         if self.runtime.launch(function.launcher, params, ctypes.addressof(launch)):
             raise report.describe(function.name, function.kernel.module, function.pointers(arguments))
+
+
+def _milliseconds(seconds: Any) -> int:
+    try:
+        found = round(float(seconds) * 1000)
+    except (ValueError, OverflowError):
+        found = -1
+    if found < 0:
+        raise DeviceError(f"GPUNET_SIM_TIMEOUT is {seconds!r}, wanted seconds, or 0 for no limit")
+    return found
 
 
 def _declaration(module: str, name: str) -> signature.Kernel:

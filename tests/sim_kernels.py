@@ -57,6 +57,17 @@ _PARAMETERS = {
         "write_const": "const float* x, float* y, int64 index",
         "through_table": "const uint64* table, float* y",
     },
+    "sim_hostile": {
+        "endless": "float* y, int32* flag, int32 kind",
+        "many_blocks": "float* y",
+        "large_frame": "float* y, int32 index",
+        "much_shared": "float* y",
+        "call_address": "float* y, int64 address",
+        "misaligned": "const float* x, float* y, int64 bytes",
+        "misaligned_vector": "const float* x, float* y, int64 floats",
+        "say": "int32 number",
+        "give_up": "float* y",
+    },
     "sim_numbers": {
         "half_to_float": "const float16* x, float* y, int64 n",
         "float_to_half": "const float* x, float16* y, int64 n",

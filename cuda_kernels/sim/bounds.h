@@ -18,9 +18,18 @@ uint32_t range_count = 0;
 // Whether the kernel may reach memory through pointers that it finds in memory.
 bool indirect = false;
 
-void check_access(uint64_t address, uint64_t size, bool write) {
+// `unit`: what the address must be a multiple of.
+void check_access(uint64_t address, uint64_t size, bool write, uint64_t unit = 1) {
   if (range_count == 0 || current == nullptr || heap.outside(address)) return;
   if (address - (uint64_t)&gpunet_sim_state < sizeof gpunet_sim_state) return;
+  if (address % unit != 0) {
+    char text[64];
+    snprintf(text, sizeof text, "at an address that is no multiple of %u bytes", (unsigned)unit);
+    set_report(kAccess, text);
+    report.access = write ? 2 : 1;
+    report.address = address;
+    abandon();
+  }
   bool read_only = false;
   for (uint32_t i = 0; i < range_count; ++i) {
     const ArgumentRange& range = argument_ranges[i];
@@ -43,8 +52,8 @@ void check_access(uint64_t address, uint64_t size, bool write) {
 }  // namespace
 
 #define GPUNET_SIM_CHECKS(size)                                                                                       \
-  GPUNET_SIM_EXPORT void __asan_load##size##_noabort(uint64_t address) { check_access(address, size, false); }        \
-  GPUNET_SIM_EXPORT void __asan_store##size##_noabort(uint64_t address) { check_access(address, size, true); }
+  GPUNET_SIM_EXPORT void __asan_load##size##_noabort(uint64_t address) { check_access(address, size, false, size < 8 ? size : 8); } \
+  GPUNET_SIM_EXPORT void __asan_store##size##_noabort(uint64_t address) { check_access(address, size, true, size < 8 ? size : 8); }
 extern "C" {
 GPUNET_SIM_CHECKS(1)
 GPUNET_SIM_CHECKS(2)

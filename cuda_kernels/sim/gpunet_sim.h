@@ -49,9 +49,9 @@ typedef unsigned long long uint64;
 #define __syncthreads_and(p) gpunet_sim_barrier(gpunet_sim::kAnd, !!(p), __FILE__, __LINE__)
 #define __syncthreads_or(p) gpunet_sim_barrier(gpunet_sim::kOr, !!(p), __FILE__, __LINE__)
 // Threads of all blocks run in one thread of the host: memory is always in order.
-#define __threadfence() ((void)0)
-#define __threadfence_block() ((void)0)
-#define __threadfence_system() ((void)0)
+#define __threadfence() __asm__ volatile("" ::: "memory")
+#define __threadfence_block() __asm__ volatile("" ::: "memory")
+#define __threadfence_system() __asm__ volatile("" ::: "memory")
 #define __trap() gpunet_sim_trap("trap", __FILE__, __LINE__)
 #undef assert
 #define assert(condition) \
@@ -118,9 +118,11 @@ namespace gpunet_sim {
 inline unsigned mask_of(unsigned mask = 0xffffffffu) { return mask; }
 }  // namespace gpunet_sim
 
-// Atomics: threads run one at a time, so plain reads and writes do. Only for the types that CUDA has them for.
+// Atomics: threads run one at a time, so plain reads and writes do. Only for the types that CUDA has them for. The compiler must
+// not take one out of a loop.
 #define GPUNET_SIM_ATOMIC(name, type, expression) \
   inline type name(type* address, type value) {   \
+    __asm__ volatile("" ::: "memory");            \
     type old = *address;                          \
     *address = (type)(expression);                \
     return old;                                   \
@@ -151,6 +153,7 @@ GPUNET_SIM_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
 GPUNET_SIM_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
 #define GPUNET_SIM_CAS(type)                                            \
   inline type atomicCAS(type* address, type compare, type value) {      \
+    __asm__ volatile("" ::: "memory");                                  \
     type old = *address;                                                \
     if (old == compare) *address = value;                               \
     return old;                                                         \

@@ -11,7 +11,7 @@ from gpunet.cuda_kernels.sim import toolchain
 from gpunet.errors import DeviceError
 
 #: Kinds of what stops a launch.
-ACCESS, ARITHMETIC, TRAP, BARRIER, WARP, CANARY, STACK, SHARED_ACCESS, CONFIGURATION = range(1, 10)
+ACCESS, ARITHMETIC, TRAP, BARRIER, WARP, CANARY, STACK, SHARED_ACCESS, CONFIGURATION, OVERDUE = range(1, 11)
 FORWARD, REVERSE, RANDOM = range(3)
 READ, WRITE = 1, 2
 
@@ -47,6 +47,7 @@ class Launch(ctypes.Structure):
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_uint32),
         ("indirect", ctypes.c_uint32),
+        ("milliseconds", ctypes.c_uint64),
     )
 
 

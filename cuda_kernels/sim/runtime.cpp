@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include "bounds.h"
+#include "clock.h"
 #include "scheduler.h"
 
 struct Launch {
@@ -17,6 +18,7 @@ struct Launch {
   const ArgumentRange* ranges;  // for bounds.h
   uint32_t range_count;
   uint32_t indirect;
+  uint64_t milliseconds;  // of processor time at most; 0 for no limit
 };
 
 struct BlockInfo {
@@ -35,6 +37,7 @@ constexpr uint64_t kSharedLimit = 48 << 10;
 std::vector<SharedVariable*> shared_variables, shared_in_launch;
 std::vector<Block> shared_blocks;
 Block dynamic_block = {};
+uint32_t dynamic_bytes = 0;
 
 void set_order(const Launch& launch) {
   static uint32_t last[4] = {0, 0, 0, 0};
@@ -183,7 +186,7 @@ void handle(int number, siginfo_t* info, void* context) {
   access = ((ucontext_t*)context)->uc_mcontext.gregs[REG_ERR] & 2 ? 2 : 1;
 #endif
   if (number == SIGFPE) {
-    set_report(kArithmetic, "divided an integer by zero");
+    set_report(kArithmetic, "divided an integer by zero, or the smallest one by -1");
   } else if (number == SIGILL) {
     set_report(kTrap, "illegal instruction");
   } else if (address >= current->guard && address < current->stack) {
@@ -249,8 +252,17 @@ GPUNET_SIM_EXPORT void gpunet_sim_enter_shared(SharedVariable* variable) {
     shared_variables.push_back(variable);
     shared_blocks.push_back(block);
   }
-  if (std::find(shared_in_launch.begin(), shared_in_launch.end(), variable) == shared_in_launch.end())
+  if (std::find(shared_in_launch.begin(), shared_in_launch.end(), variable) == shared_in_launch.end()) {
     shared_in_launch.push_back(variable);
+    uint64_t total = dynamic_bytes;
+    for (const SharedVariable* each : shared_in_launch) total += each->nbytes;
+    if (total > kSharedLimit) {
+      char text[256];
+      snprintf(text, sizeof text, "%llu bytes of shared memory in a block with '%s' of %llu bytes, wanted at most %u",
+               (unsigned long long)total, variable->name, variable->nbytes, (unsigned)kSharedLimit);
+      gpunet_sim_trap(text, "", 0);
+    }
+  }
   memset(variable->pointer, 0xff, variable->nbytes);
   variable->epoch = gpunet_sim_state.epoch;
 }
@@ -275,11 +287,14 @@ GPUNET_SIM_EXPORT void gpunet_sim_enter() {
   sigemptyset(&action.sa_mask);
   for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &action, &previous[i]);
   active_thread = pthread_self();
+  launch_clock.begin();
   active = true;
 }
 
 GPUNET_SIM_EXPORT void gpunet_sim_leave() {
   active = false;
+  launch_clock.end();
+  fflush(stdout);  // what kernels have printed
   for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &previous[i], nullptr);
   if (previous_stack.ss_sp == nullptr) previous_stack.ss_flags = SS_DISABLE;
   sigaltstack(&previous_stack, nullptr);
@@ -302,9 +317,13 @@ GPUNET_SIM_EXPORT int gpunet_sim_launch(void (*call)(void**), void** params, con
   argument_ranges = launch->ranges;
   range_count = launch->range_count;
   indirect = launch->indirect != 0;
+  dynamic_bytes = launch->shared;
   if (launch->shared > 0) place_dynamic_shared(launch->shared);
   else state.dynamic_shared = nullptr;
-  if (!run_grid(*launch)) {
+  launch_clock.start(launch->milliseconds, call);
+  const bool done = run_grid(*launch);
+  launch_clock.stop();
+  if (!done) {
     current = nullptr;
     fibres.reset();
   } else {

@@ -24,6 +24,7 @@ enum Kind {
   kStack,
   kSharedAccess,
   kConfiguration,
+  kOverdue,
 };
 
 struct Report {
@@ -196,9 +197,26 @@ void begin_waiting() {
   }
 }
 
+// Whether the launch has used up its time (clock.h), looked at where nothing is half done.
+volatile bool overdue = false;
+uint64_t limit_milliseconds = 0;
+
+void report_overdue() {
+  char text[256];
+  snprintf(text, sizeof text,
+           "ran for more than %g seconds of processor time: an endless loop, or it waits for what a later thread or block does "
+           "(GPUNET_SIM_TIMEOUT sets the limit)",
+           (double)limit_milliseconds / 1000);
+  set_report(kOverdue, text);
+}
+
 // The running thread, with all that ran before it on this stack marked as exited.
 Thread& settle(const char* file, int line) {
   const State& state = gpunet_sim_state;
+  if (overdue) {
+    report_overdue();
+    abandon();
+  }
   if (!waited) begin_waiting();
   record_exits(batch, state.position);
   batch = state.position;
@@ -283,6 +301,11 @@ bool run_block(bool random) {
   State& state = gpunet_sim_state;
   ++state.epoch;
   waited = false;
+  if (overdue) {
+    state.thread = {0, 0, 0, 0};
+    report_overdue();
+    return false;
+  }
   if (random)
     for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random_number() % (i + 1)]);
   const Index* const begin = order.data();

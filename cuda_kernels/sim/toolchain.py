@@ -26,7 +26,14 @@ FOLDER: Final = Path(__file__).resolve().parent
 #: No -ffast-math, no fused multiply-add: results are those of the C++ as written.
 FLAGS: Final = (
     *("-O2", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
-    *("-ffp-contract=off", "-fno-math-errno", "-w", "-DGPUNET_SIM", *signature.DEFINES),
+    *(
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fstack-clash-protection",
+        "-w",
+        "-DGPUNET_SIM",
+        *signature.DEFINES,
+    ),
 )
 _CLANG_CHECKS: Final = ("-asan-instrumentation-with-call-threshold=0", "-asan-stack=0", "-asan-globals=0")
 MISSING: Final = (
