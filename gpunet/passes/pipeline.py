@@ -15,6 +15,7 @@ from gpunet.passes.constants import fold_constants
 from gpunet.passes.dead_code import remove_dead_code
 from gpunet.passes.epilogues import fuse_epilogues
 from gpunet.passes.fusion import fuse
+from gpunet.passes.layout import choose_layouts
 from gpunet.passes.placement import insert_copies, place
 from gpunet.passes.recomputation import recompute
 from gpunet.passes.sharing import share_in_place
@@ -62,6 +63,7 @@ PASSES: Final[list[Pass]] = [
     ),
     Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
     Pass("epilogues", lambda graph, context: fuse_epilogues(graph, context.kept)),
+    Pass("layout", lambda graph, context: choose_layouts(graph, context.kept)),
     Pass("fusion", lambda graph, context: fuse(graph, context.kept)),
     Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]

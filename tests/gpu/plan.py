@@ -21,6 +21,7 @@ from gpunet.cuda_kernels import (
     cudnn_layer_norm,
     cudnn_normalization,
     cudnn_products,
+    fused_convolution,
     gemm,
     quantization,
 )
@@ -29,7 +30,12 @@ from gpunet.cuda_kernels.cudnn_graphs import Convolution, Descriptor, MatrixProd
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from gpunet.specs import spec
-from tests.operators import cases_conv_transpose, cases_convolution, cases_quantization
+from tests.operators import (
+    cases_conv_transpose,
+    cases_convolution,
+    cases_fused_convolution,
+    cases_quantization,
+)
 
 DEVICES = {"h200": 90, "a100": 80, "a10": 86, "t4": 75}
 #: (images, channels, side, filters, kernel, stride, padding).
@@ -139,6 +145,29 @@ def fused(*types: str) -> Iterator[Descriptor]:
         yield square("forward", dtype, True, ("scale", "bias", "relu"))
 
 
+#: Epilogues that the pass makes.
+EPILOGUES = ("bias+relu", "bias+sigmoid", "bias+add", "bias+add+relu", "relu", "sigmoid", "add", "add+relu")
+
+
+def epilogues(*types: str) -> Iterator[Convolution]:
+    """FusedConv of the rows of its table and of layers of networks, in both orders of dimensions."""
+    for case in cases_fused_convolution.CASES:
+        if case.raises is None and case.type == "FusedConv":
+            for dtype in types:
+                x, w = (spec(a.shape, dtype) for a in case.inputs[:2])
+                yield from fused_convolution.graphs(Operator(case.definition()), x, w)
+    for n, c, side, m, k, stride, pad in (*LAYERS["lenet"], *LAYERS["resnet20"]):
+        for order in ("NCHW", "NHWC"):
+            last = order == "NHWC"
+            shapes = ((n, side, side, c), (m, k, k, c)) if last else ((n, c, side, side), (m, c, k, k))
+            for epilogue in EPILOGUES if (c, m, k) == (16, 16, 3) else EPILOGUES[:4]:
+                words = [word for word in epilogue.split("+") if word in ("bias", "add")]
+                geometry = {"kernel": k, "stride": stride, "pad": pad, "order": order, "epilogue": epilogue}
+                op = Operator(make_operator("FusedConv", ["x", "w", *words], ["y"], **geometry))
+                for dtype in types:
+                    yield from fused_convolution.graphs(op, *(spec(shape, dtype) for shape in shapes))
+
+
 def in_int8() -> Iterator[Descriptor]:
     """Convolutions of whole numbers."""
     yield square("forward", "int8", False, (), "int32")
@@ -206,6 +235,7 @@ def bfloat16() -> Iterator[Descriptor]:
     """Some of all of them in bfloat16."""
     yield from layers("lenet", "resnet20", types=["bfloat16"])
     yield from fused("bfloat16")
+    yield from epilogues("bfloat16")
     yield from norms("bfloat16")
     yield from products("bfloat16", "bfloat16")
 
@@ -216,6 +246,7 @@ TABLES = {
     "transposed": transposed_cases,
     "layers": lambda: layers(*LAYERS),
     "fused": lambda: [*fused(*BOTH), *in_int8()],
+    "epilogues": lambda: epilogues(*BOTH),
     "quantized": quantized,
     "norms": lambda: norms(*BOTH),
     "products": lambda: products("float16", *BOTH),

@@ -1,0 +1,370 @@
+"""Layout: on GPUs, convolutions in half precision run with channels innermost, and what is between them too.
+
+Tensor cores read channels that are neighbours. Of images with channels first, cuDNN transposes what a
+convolution reads and writes, each time. The pass turns whole regions of operators to ``order`` NHWC and puts
+transposes (NCHW2NHWC, NHWC2NCHW) at their borders only; what a blob is, from outside, does not change.
+
+The rule. A transpose reads and writes every byte of a tensor. A region is worth its borders if cuDNN's own
+transposes in its convolutions would move at least :data:`MARGIN` times the bytes that those at the borders
+do: a convolution by itself is not. With channels first a FusedConv that adds a tensor, or has an
+activation without bias, also costs a pass of our own.
+Filters that do not change are transposed once, which costs nothing; filters in training are transposed in
+every step, and their gradients back. Regions start as large as they can be and shrink while that saves bytes.
+
+Which types: float16 and bfloat16; float32 where TF32 is allowed (``GPUNET_TF32``), since without it no tensor
+core is used and nothing is gained. Blobs that are kept stay as they are, so with all blobs kept the pass does
+nothing. On the CPU it does nothing either: NumPy's kernels are made for channels first (by rows,
+by Winograd's tiles), and there are no tensor cores.
+
+Left alone: Dropout (which elements it drops depends on their places in memory), Reshape, FC and all else that
+is not in :func:`_laid_out`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpunet.definitions import make_operator
+from gpunet.devices import CPU
+from gpunet.dtypes import is_half
+from gpunet.errors import GpunetError
+from gpunet.graph import Graph, Node, Value
+from gpunet.kernels import find, reason_against
+from gpunet.operator import Operator
+from gpunet.operators.convolution import CONVOLUTIONS
+from gpunet.operators.fused import BROADCASTING, POINTWISE
+from gpunet.operators.fused_convolution import words_of
+from gpunet.operators.joining import join_axis
+from gpunet.operators.pooling import POOLING_RANKS
+from gpunet.proto import OperatorDef
+from gpunet.specs import BlobSpec, TensorSpec
+
+#: Suffix of the names of tensors with channels innermost.
+SUFFIX: Final = "/nhwc"
+#: How many times the bytes of its borders a region must save.
+MARGIN: Final = 2
+
+_Places = tuple[tuple[int, ...], tuple[int, ...]]
+
+_FORWARD: Final = (*CONVOLUTIONS, "ConvTranspose", "FusedConv")
+_BACKWARD: Final = tuple(f"{type}Gradient" for type in _FORWARD[:-1])
+#: Inputs and outputs that have channels, of operators for which they are always the same.
+_FIXED: Final[dict[str, _Places]] = {
+    **{f"{kind}Pool{rank}": ((0,), (0,)) for kind in ("Max", "Average") for rank in POOLING_RANKS},
+    **{
+        f"{kind}Pool{rank}Gradient": ((0, 1, 2), (0,))
+        for kind in ("Max", "Average")
+        for rank in POOLING_RANKS
+    },
+    "SpatialBN": ((0,), (0,)),
+    "SpatialBNGradient": ((0, 2), (0,)),
+    "SyncBatchNormMoments": ((0,), ()),
+    "SyncBatchNorm": ((0,), (0,)),
+    "BatchNormSums": ((0, 1), ()),
+    "SyncBatchNormGradient": ((0, 2), (0,)),
+    "LRN": ((0,), (0, 1)),
+    "LRNGradient": ((0, 1, 2), (0,)),
+}
+_JOINING: Final = ("Concat", "DepthConcat")
+_SPLITTING: Final = ("Split", "DepthSplit")
+
+
+def _laid_out(node: Node) -> _Places | None:
+    """Which inputs and outputs of a node have channels, filters included; ``None`` for other operators."""
+    op = node.op
+    if op is None or node.constant or getattr(op.args, "order", "NCHW") != "NCHW":
+        return None
+    every = tuple(range(len(node.inputs))), tuple(range(len(node.outputs)))
+    if op.type in _FORWARD:
+        return (0, 1, *((every[0][-1],) if _adds(op) else ())), (0,)
+    if op.type in _BACKWARD:
+        data = len(node.outputs) == (2 if op.args.no_bias else 3)
+        return (0, 1, 2), (0, *((every[1][-1],) if data else ()))
+    if op.type in _JOINING + _SPLITTING:
+        joins, first = op.type in _JOINING, node.inputs[0].spec
+        if op.args.add_axis or not isinstance(first, TensorSpec) or join_axis(op, first.rank) != 1:
+            return None
+        return (every[0], (0,)) if joins else ((0,), every[1])
+    if op.type in POINTWISE | BROADCASTING:
+        specs = [value.spec for value in (*node.inputs, *node.outputs)]
+        shapes = {s.shape if isinstance(s, TensorSpec) else None for s in specs}
+        return every if len(shapes) == 1 else None
+    places = _FIXED.get(op.type)
+    return None if places is None else (places[0], tuple(o for o in places[1] if o < len(node.outputs)))
+
+
+def _adds(op: Operator) -> bool:
+    return op.type == "FusedConv" and "add" in words_of(op.args)
+
+
+@dataclass(eq=False)
+class _Turned:
+    """A node as it is with channels innermost.
+
+    Attributes:
+        node: the node as it is.
+        op: the operator in its place.
+        inputs, outputs: the values whose order changes; of outputs, and of inputs without repetition.
+        gain: bytes that need not be moved any more.
+    """
+
+    node: Node
+    op: Operator
+    places: _Places
+    gain: int
+
+    @property
+    def inputs(self) -> list[Value]:
+        return list(dict.fromkeys(self.node.inputs[i] for i in self.places[0]))
+
+    @property
+    def outputs(self) -> list[Value]:
+        return [self.node.outputs[o] for o in self.places[1]]
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.inputs, *self.outputs]
+
+
+def choose_layouts(graph: Graph, kept: Callable[[str], bool]) -> Graph:
+    """Turns regions of operators on GPUs to channels innermost where that saves transposes."""
+    # Where everything is kept, tensors of our own would be too.
+    if kept(SUFFIX) or all(node.device == CPU for node in graph.nodes):
+        return graph
+    return _Layouts(graph, kept).run()
+
+
+class _Layouts:
+    def __init__(self, graph: Graph, kept: Callable[[str], bool]) -> None:
+        self._graph = graph
+        self._written = {value.name for node in graph.nodes for value in node.outputs}
+        self._constants = {value for node in graph.nodes if node.constant for value in node.outputs}
+        self._writer = {value: node for node in graph.nodes for value in node.outputs}
+        self._finals = {v for values in graph.finals.values() for v in values if kept(v.name)}
+        self._filters: set[Value] = set()
+        self._turned: dict[Node, _Turned] = {}
+        #: Nodes that read a value in an order that cannot be changed, or that can.
+        self._fixed: set[Value] = set(self._finals)
+        self._readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            turned = _turned(node)
+            if turned is not None:
+                self._turned[node] = turned
+                if turned.op.type in _FORWARD + _BACKWARD:
+                    self._filters.add(node.inputs[1])
+            laid = turned.places[0] if turned is not None else ()
+            for index, value in enumerate(node.inputs):
+                if index in laid:
+                    self._readers.setdefault(value, []).append(node)
+                else:
+                    self._fixed.add(value)
+
+    def run(self) -> Graph:
+        region = self._region()
+        if not region:
+            return self._graph
+        nodes = list(self._rewritten(region))
+        made = {value for node in nodes for value in node.outputs}
+        read = {value for node in nodes for value in node.inputs}
+        finals = {name: [v for v in values if v in made] for name, values in self._graph.finals.items()}
+        entries = [value for value in self._graph.entries if value in read]
+        return Graph(nodes, entries, finals)
+
+    # Which operators are turned.
+
+    def _region(self) -> set[Node]:
+        region = set(self._turned)
+        shrinks = True
+        while shrinks:
+            shrinks = False
+            for node in [n for n in reversed(self._graph.nodes) if n in region]:
+                turned = self._turned[node]
+                saved = self._transposed(region, {node}) - turned.gain
+                # Of two ways that move as much, operators between that gain nothing by themselves stay.
+                if saved > 0 or (saved == 0 and not turned.gain):
+                    region.discard(node)
+                    shrinks = True
+        for part in self._parts(region):
+            if MARGIN * self._transposed(region, part) > sum(self._turned[node].gain for node in part):
+                region -= part
+        return region
+
+    def _transposed(self, region: set[Node], part: set[Node]) -> int:
+        """Bytes that our transposes move less if a part of a region keeps its order."""
+        values = dict.fromkeys(v for node in part for v in self._turned[node].values)
+        before = sum(self._moved(v, region) for v in values)
+        rest = region - part
+        return before - sum(self._moved(v, rest) for v in values)
+
+    def _moved(self, value: Value, region: set[Node]) -> int:
+        """Bytes that transposes of a value move, if the operators of a region are turned."""
+        readers = [node in region for node in self._readers.get(value, ())]
+        if self._writer.get(value) in region:
+            transposed = value in self._fixed or not all(readers)
+        else:
+            transposed = any(readers) and not self._is_constant(value)
+        return 2 * _bytes(value) if transposed else 0
+
+    def _is_constant(self, value: Value) -> bool:
+        """Whether a value is the same in every run: filters that nothing writes."""
+        unchanged = value.entry and value.name not in self._written and value in self._filters
+        return unchanged or value in self._constants
+
+    def _parts(self, region: set[Node]) -> Iterator[set[Node]]:
+        """The operators of a region that are connected by values, one part after another."""
+        neighbours: dict[Value, list[Node]] = {}
+        for node in region:
+            for value in self._turned[node].values:
+                neighbours.setdefault(value, []).append(node)
+        left = set(region)
+        for first in [node for node in self._graph.nodes if node in region]:
+            part, pending = set(), [first]
+            while pending:
+                node = pending.pop()
+                if node in left:
+                    left.discard(node)
+                    part.add(node)
+                    pending += [n for value in self._turned[node].values for n in neighbours[value]]
+            if part:
+                yield part
+
+    # What they become.
+
+    def _rewritten(self, region: set[Node]) -> Iterator[Node]:
+        twins: dict[Value, Value] = {}
+
+        def twin(value: Value) -> Value:
+            if value not in twins:
+                twins[value] = Value(value.name + SUFFIX, _last(value.spec), value.device)
+            return twins[value]
+
+        for node in self._graph.nodes:
+            # A tensor that exists with channels innermost only stands for the other.
+            after = tuple(
+                twins[v]
+                if v in twins and self._writer.get(v) in region and not self._wanted(v, region)
+                else v
+                for v in node.after
+            )
+            if node not in region:
+                node.after = after
+                yield node
+                continue
+            turned = self._turned[node]
+            for value in turned.inputs:
+                if value not in twins:
+                    made = twin(value)
+                    yield _transpose("NCHW2NHWC", value, made, node, constant=self._is_constant(value))
+            places = turned.places
+            inputs = tuple(twins[v] if i in places[0] else v for i, v in enumerate(node.inputs))
+            outputs = tuple(twin(v) if o in places[1] else v for o, v in enumerate(node.outputs))
+            specs = [v.spec for v in inputs], [v.spec for v in outputs]
+            kernel = find(turned.op, node.device.kind, *specs)
+            yield Node(
+                turned.op, inputs, outputs, node.index, node.device, kernel, constant=False, after=after
+            )
+            for value in turned.outputs:
+                if self._wanted(value, region):
+                    yield _transpose("NHWC2NCHW", twins[value], value, node)
+
+    def _wanted(self, value: Value, region: set[Node]) -> bool:
+        """Whether something needs a value of the region with channels first."""
+        return value in self._fixed or any(node not in region for node in self._readers.get(value, ()))
+
+
+def _last(spec: BlobSpec) -> TensorSpec:
+    """The spec with channels innermost."""
+    if not isinstance(spec, TensorSpec):
+        raise TypeError("only tensors have channels")
+    return spec.with_shape(spec.shape[0], *spec.shape[2:], spec.shape[1])
+
+
+def _bytes(value: Value) -> int:
+    return value.spec.nbytes if isinstance(value.spec, TensorSpec) else 0
+
+
+def _transpose(type: str, source: Value, target: Value, node: Node, *, constant: bool = False) -> Node:
+    """The node that gives ``target``, on the device of ``node``."""
+    name = "" if node.op is None else node.op.net_name
+    op = Operator(make_operator(type, [source.name], [target.name]), name, node.index)
+    kernel = find(op, node.device.kind, [source.spec], [target.spec])
+    return Node(op, (source,), (target,), node.index, node.device, kernel, constant=constant)
+
+
+def _turned(node: Node) -> _Turned | None:
+    """The node with channels innermost; ``None`` where it does not exist or no kernel runs it."""
+    places = None if node.device == CPU else _laid_out(node)
+    if places is None or node.op is None:
+        return None
+    inputs: list[BlobSpec] = [value.spec for value in node.inputs]
+    outputs: list[BlobSpec] = [value.spec for value in node.outputs]
+    for specs, chosen in ((inputs, places[0]), (outputs, places[1])):
+        for index in chosen:
+            spec = specs[index]
+            if not isinstance(spec, TensorSpec) or spec.rank < 3:
+                return None
+            specs[index] = _last(spec)
+    try:
+        op = Operator(_definition(node.op, places, len(_shape(node))), node.op.net_name, node.op.index)
+        fits = op.infer(inputs) == outputs and reason_against(op, node.device.kind, inputs, outputs) is None
+    except GpunetError:
+        return None
+    return _Turned(node, op, places, _gain(node)) if fits else None
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    spec = node.inputs[0].spec
+    return spec.shape if isinstance(spec, TensorSpec) else ()
+
+
+def _definition(op: Operator, places: _Places, rank: int) -> OperatorDef:
+    """The definition on tensors with channels innermost."""
+    definition = OperatorDef()
+    definition.CopyFrom(op.definition)
+    for names, chosen in ((definition.input, places[0]), (definition.output, places[1])):
+        for index in chosen:
+            names[index] += SUFFIX
+    joins = op.type in _JOINING + _SPLITTING
+    dropped = ("order", "axis") if joins else ("order",)
+    kept = [arg for arg in definition.arg if arg.name not in dropped]
+    del definition.arg[:]
+    definition.arg.extend(kept)
+    if joins:
+        definition.arg.add(name="axis", i=rank - 1)
+    elif "order" in op.schema.arg_table and op.type not in BROADCASTING:
+        definition.arg.add(name="order", s=b"NHWC")
+    return definition
+
+
+def _gain(node: Node) -> int:
+    """Bytes that cuDNN moves in addition where a convolution has channels first."""
+    op = node.op
+    if op is None or op.type not in _FORWARD + _BACKWARD or op.definition.engine:
+        return 0
+    spec = node.inputs[0].spec
+    if not isinstance(spec, TensorSpec) or not _on_tensor_cores(spec.dtype):
+        return 0
+    if op.type in _BACKWARD:
+        x, w, dy = map(_bytes, node.inputs[:3])
+        data = len(node.outputs) == (2 if op.args.no_bias else 3)
+        return 2 * (x + dy + w) * (2 if data else 1)
+    x, w, y = _bytes(node.inputs[0]), _bytes(node.inputs[1]), _bytes(node.outputs[0])
+    return 2 * (x + w + y) + y * _passes(op)
+
+
+def _passes(op: Operator) -> int:
+    """How often a kernel of our own moves the output of a convolution with channels first."""
+    if _adds(op):
+        return 3
+    return 2 if op.type == "FusedConv" and words_of(op.args)[0] != "bias" else 0
+
+
+def _on_tensor_cores(dtype: np.dtype) -> bool:
+    if dtype == np.float32:
+        return bool(importlib.import_module("gpunet.cuda_kernels.cudnn").settings().tf32)
+    return is_half(dtype)
