@@ -20,7 +20,7 @@ from gpunet.graph import Graph, Node, Value
 from gpunet.graph_engine import by_phase
 from gpunet.kernels import Kernel, KernelContext, wanted_scratch
 from gpunet.memory_plan import MemoryPlan, plan
-from gpunet.options import GRAPH, Options
+from gpunet.options import ASYNC, GRAPH, Options
 from gpunet.schedule import Item, Lane, Schedule, order, schedule
 from gpunet.specs import TensorSpec
 from gpunet.storage import Storage, assign, dependencies
@@ -220,7 +220,7 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
             context.backend = backend(item.node.device)
             if item.node.op.schema.random:
                 context.step_buffer = program.step_buffer(item.node.device)
-        steps.append(_kernel_step(item, inputs, outputs, context, stream))
+        steps.append(_kernel_step(item, inputs, outputs, context, stream, program.options.engine))
     return steps
 
 
@@ -256,6 +256,7 @@ def _kernel_step(
     outputs: tuple[Any, ...],
     context: KernelContext,
     stream: Stream | None,
+    engine: str,
 ) -> Step:
     node, op, kernel = item.node, context.op, item.node.kernel
     if kernel is None:
@@ -269,7 +270,16 @@ def _kernel_step(
             function, arguments = function(*arguments), ()
         except Exception as error:
             blame(error, node.where)
+    if node.spread and engine != ASYNC:
+        # Without lanes nothing has waited for what is on the devices' streams.
+        function = partial(_when_done, [b.backend.stream for b in inputs], function)
     return Step(function, arguments, node, item.lane, item.waits, stream)
+
+
+def _when_done(streams: Sequence[Stream], function: Callable[..., Any], *arguments: Any) -> None:
+    for stream in streams:
+        stream.synchronize()
+    function(*arguments)
 
 
 def fresh_values(kernel: Kernel, inputs: tuple[Any, ...], context: KernelContext) -> Sequence[Any]:

@@ -55,6 +55,8 @@ class Node:
     #: Whether the outputs are the same in every run as long as the entries that it reads are: then it runs
     #: once.
     constant: bool = False
+    #: Whether it is work of the host on values that stay on several devices.
+    spread: bool = False
     #: Values that must have been written before, though they are not read (``control_input``).
     after: tuple[Value, ...] = ()
 

@@ -43,6 +43,8 @@ F = TypeVar("F", bound=KernelFunction)
 
 #: Name of the kernel that serves where no engine is asked for, or none of those asked for is registered.
 DEFAULT_ENGINE: Final = ""
+#: Name of kernels that take each tensor on a device of its own; :func:`find_spread` finds them.
+SPREAD: Final = "several devices"
 
 
 class StopNet(Exception):  # noqa: N818 (no error)
@@ -173,6 +175,14 @@ def find(op: Operator, device: str, inputs: Sequence[Any] = (), outputs: Sequenc
     found, reason = _search(op, device, inputs, outputs)
     if found is None:
         raise DeviceError(f"cannot run on device kind {device!r}: {reason}")
+    return found
+
+
+def find_spread(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> Kernel | None:
+    """The kernel for tensors that lie on a GPU each, if there is one for these specs."""
+    found = _kernels.get((op.type, "cuda", SPREAD))
+    if found is None or (found.against is not None and found.against(op, inputs, outputs)):
+        return None
     return found
 
 

@@ -12,7 +12,7 @@ import logging
 from gpunet.devices import CPU, Device, requested_device
 from gpunet.errors import DeviceError
 from gpunet.graph import Graph, Node, Value
-from gpunet.kernels import Kernel, find, reason_against
+from gpunet.kernels import Kernel, find, find_spread, reason_against
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
 
@@ -30,11 +30,32 @@ def place(graph: Graph, home: Device, *, strict: bool = False) -> Graph:
         op = node.op
         if op is None:
             continue
+        if home.kind == "cuda" and _spread(node, op):
+            continue
         wanted = wanted_device(op, home)
         node.device, node.kernel = _choose(node, op, wanted, strict)
         for value in node.outputs:
             value.device = node.device
     return graph
+
+
+def _spread(node: Node, op: Operator) -> bool:
+    """Leaves tensors of several GPUs where they are, if a kernel takes them so; whether it does.
+
+    Each output lies with the input of its number.
+    """
+    devices = [value.device for value in node.inputs]
+    if len(set(devices)) < max(2, len(devices)) or any(
+        v.entry or v.device.kind != "cuda" for v in node.inputs
+    ):
+        return False
+    found = find_spread(op, [v.spec for v in node.inputs], [v.spec for v in node.outputs])
+    if found is None:
+        return False
+    node.device, node.kernel, node.spread = CPU, found, True
+    for value, device in zip(node.outputs, devices, strict=False):
+        value.device = device
+    return True
 
 
 def wanted_device(op: Operator, home: Device) -> Device:
@@ -91,6 +112,9 @@ def insert_copies(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs = []
         for value in node.inputs:
+            if node.spread:
+                inputs.append(value)
+                continue
             key = (value, node.device)
             if value.entry and key not in there:
                 there[key] = Value(value.name, value.spec, node.device, entry=True)
