@@ -62,6 +62,28 @@ def test_the_example_is_short() -> None:
     assert len([line for line in text.splitlines() if line.strip()]) < 30
 
 
+@needs_compiler
+def test_a_workspace_on_the_simulated_device_names_what_a_kernel_does_wrong() -> None:
+    source = """
+    #include "gpunet.cuh"
+    extern "C" __global__ void shifted_f32(const float* x, float* y, int64 n) {
+      GPUNET_LOOP(i, n) y[i + 40] = x[i];
+    }
+    """
+    custom.operator("Shifted", numpy=lambda *given: None, cuda=source, types=["float32"])
+    ws = gpunet.Workspace(device="sim:0")
+    ws.feed("images", np.ones((10, 100), np.float32))
+    net = gpunet.proto.NetDef(name="n", op=[make_operator("Shifted", ["images"], ["moved"])])
+    ws.create(net)
+    with pytest.raises(KernelError) as found:  # noqa: PT012 (launches run when something waits for them)
+        ws.run("n")
+        ws.fetch("moved")
+    assert (
+        "kernel 'shifted_f32' (custom_shifted.cu), block (3, 0, 0), thread (192, 0, 0): wrote element 1000 of "
+        "argument 'Y', buffer 'moved' (float32 10x100): valid are 0 to 999"
+    ) in str(found.value)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_example_runs(device: str) -> None:
     done = example(device)

@@ -81,7 +81,11 @@ def test_freed_buffer() -> None:
     # What was queued before it was freed may use it; what is queued afterwards must not.
     sim.backend.stream.synchronize()
     run()
-    with pytest.raises(KernelError, match=r"wrote freed buffer 'conv1_w' \(float32 10\), argument 'y'"):
+    freed = (
+        r"kernel 'write_at' \(sim_indexing.cu\), block \(0, 0, 0\), thread \(0, 0, 0\): "
+        r"wrote freed buffer 'conv1_w' \(float32 10\), argument 'y'"
+    )
+    with pytest.raises(KernelError, match=freed):
         sim.backend.stream.synchronize()
     with pytest.raises(KernelError, match=r"buffer 'conv1_w'.* is freed"):
         y.numpy()

@@ -253,15 +253,33 @@ def test_launches_from_several_threads() -> None:
     assert results == [True] * 4
 
 
+def examples() -> list[tuple[str, str]]:
+    """Each program of the page on debugging kernels, with what it prints last."""
+    text = (FOLDER.parent.parent / "docs" / "cuda.md").read_text(encoding="utf-8")
+    section = text[text.index("## Debugging a kernel") : text.index("## How kernels are compiled")]
+    return re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+def test_every_example_of_the_documentation_tells_its_output() -> None:
+    text = (FOLDER.parent.parent / "docs" / "cuda.md").read_text(encoding="utf-8")
+    section = text[: text.index("## How kernels are compiled")]
+    assert len(examples()) == section.count("```python") == 3
+
+
 @needs_compiler
-def test_example_of_the_documentation() -> None:
-    root = FOLDER.parent.parent
-    text = (root / "docs" / "cuda.md").read_text(encoding="utf-8")
-    section = text[text.index("## Debugging a kernel") :]
-    code, output = re.findall(r"^```(?:python|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[:2]
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == output.strip()
+@pytest.mark.parametrize(("code", "output"), examples(), ids=["index", "barrier", "streams"])
+def test_examples_of_the_documentation(code: str, output: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(code, encoding="utf-8")
+    root = str(FOLDER.parent.parent)
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stderr or done.stdout).splitlines()[-1] == output.strip()
 
 
 @needs_compiler
