@@ -11,6 +11,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.broadcasting import align, legacy_shape
+from gpunet.cpu_fallback.guards import guard, guard_scratch
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, is_same, wide_constant
 from gpunet.errors import KernelError
@@ -59,13 +60,14 @@ def mul(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) ->
     return partial(np.multiply, *lined_up(inputs, args), outputs[0])
 
 
-@kernel("Div", binds=True)
+@kernel("Div", binds=True, scratch=guard_scratch)
 def div(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``C = A / B``; whole numbers are divided towards zero."""
+    guarding, inputs = guard(inputs, ctx)
     a, b = lined_up(inputs, args)
     (c,) = outputs
     if c.dtype.kind == "f":
-        return partial(np.divide, a, b, c)
+        return in_turn(guarding, partial(np.divide, a, b, c))
 
     def divide() -> None:
         if not b.all():
@@ -122,9 +124,14 @@ def mul_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     return in_turn(*steps)
 
 
-@kernel("DivGradient", binds=True, scratch=_product_scratch)
+def _div_gradient_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
+    return [*_product_scratch(op, inputs, outputs), *guard_scratch(op, inputs, outputs)]
+
+
+@kernel("DivGradient", binds=True, scratch=_div_gradient_scratch)
 def div_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dA = dC / B``, ``dB = -dC C / B``, summed to their shapes."""
+    guarding, inputs = guard(inputs, ctx)
     if len(inputs) == 3:
         b, c, dc = inputs
         shape_of_a = c.shape
@@ -137,6 +144,7 @@ def div_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     quotient = _unsummed(da, a_shape, full, ctx)
     product = _unsummed(db, b_shape, full, ctx)
     return in_turn(
+        guarding,
         partial(np.divide, dc, divisor, quotient),
         sum_into(quotient, da, a_shape),  # before the scratch is used again
         partial(np.multiply, quotient, c, product),
@@ -156,13 +164,14 @@ def sum_reduce_like(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kerne
 _POWERS: dict[float, np.ufunc] = {2.0: np.square, 1.0: np.positive, 0.5: np.sqrt, -1.0: np.reciprocal}
 
 
-@kernel("Pow", binds=True)
+@kernel("Pow", binds=True, scratch=guard_scratch)
 def power(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = X^E``, or ``X^exponent``."""
+    guarding, inputs = guard(inputs, ctx)
     if len(inputs) == 2:
-        return partial(np.power, *lined_up(inputs, args), outputs[0])
+        return in_turn(guarding, partial(np.power, *lined_up(inputs, args), outputs[0]))
     (x,) = inputs
     function = _POWERS.get(args.exponent)
     if function is not None:
-        return partial(function, x, outputs[0])
-    return partial(np.power, x, wide_constant(args.exponent, x), outputs[0])
+        return in_turn(guarding, partial(function, x, outputs[0]))
+    return in_turn(guarding, partial(np.power, x, wide_constant(args.exponent, x), outputs[0]))

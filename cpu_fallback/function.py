@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.guards import guard, guard_scratch
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import Step, constant, in_turn, input_scratch
 from gpunet.kernels import KernelContext, kernel
@@ -71,7 +72,6 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "Sinh": np.sinh,
     "Cosh": np.cosh,
     "Cbrt": np.cbrt,
-    "Reciprocal": np.reciprocal,
     "Floor": np.floor,
     "Ceil": np.ceil,
 }
@@ -103,11 +103,19 @@ def cube(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
     return in_turn(partial(np.square, x, y), partial(np.multiply, y, x, y))
 
 
-@kernel("Rsqrt", binds=True)
+@kernel("Rsqrt", binds=True, scratch=guard_scratch)
 def rsqrt(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = 1 / sqrt(X)``."""
     (y,) = outputs
-    return in_turn(partial(np.sqrt, inputs[0], y), partial(np.reciprocal, y, y))
+    guarding, (x,) = guard(inputs, ctx)
+    return in_turn(guarding, partial(np.sqrt, x, y), partial(np.reciprocal, y, y))
+
+
+@kernel("Reciprocal", binds=True, scratch=guard_scratch)
+def reciprocal(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
+    """``Y = 1 / X``."""
+    guarding, (x,) = guard(inputs, ctx)
+    return in_turn(guarding, partial(np.reciprocal, x, outputs[0]))
 
 
 @kernel("Softplus", binds=True)

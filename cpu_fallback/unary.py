@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.guards import guard, guard_scratch
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import (
     Specs,
@@ -32,7 +33,6 @@ def _ufunc_kernel(type: str, function: np.ufunc) -> None:
 
 for _type, _function in (
     ("Sqr", np.square),
-    ("Sqrt", np.sqrt),
     ("Exp", np.exp),
     ("Abs", np.abs),
     ("Negative", np.negative),
@@ -40,13 +40,18 @@ for _type, _function in (
     _ufunc_kernel(_type, _function)
 
 
-@kernel("Log", binds=True)
+@kernel("Sqrt", binds=True, scratch=guard_scratch)
+def sqrt(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
+    """``Y`` is the square root of X."""
+    guarding, (x,) = guard(inputs, ctx)
+    return in_turn(guarding, partial(np.sqrt, x, outputs[0]))
+
+
+@kernel("Log", binds=True, scratch=guard_scratch)
 def log(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
-    """``Y = ln(X)``, or ``ln(max(X, epsilon))`` with an epsilon above 0."""
-    x, (y,) = inputs[0], outputs
-    if args.epsilon <= 0:
-        return partial(np.log, x, y)
-    return in_turn(partial(np.maximum, x, constant(args.epsilon, x), out=y), partial(np.log, y, y))
+    """``Y = ln(X)``."""
+    guarding, (x,) = guard(inputs, ctx)
+    return in_turn(guarding, partial(np.log, x, outputs[0]))
 
 
 @kernel("Sign", binds=True)

@@ -17,6 +17,7 @@ from gpunet.cuda_kernels.broadcast import (
     launch_sum,
     plan_sum,
 )
+from gpunet.cuda_kernels.guards import behind, guard, guard_scratch
 from gpunet.cuda_kernels.launch import elementwise, in_order, prepare
 from gpunet.cuda_kernels.pieces import (
     SIGNLESS,
@@ -67,22 +68,24 @@ def _against_div(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
     return against_binary(op, inputs, outputs)
 
 
-@kernel("Div", device="cuda", binds=True, against=_against_div)
+@kernel("Div", device="cuda", binds=True, scratch=guard_scratch, against=_against_div)
 def div(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``C = A / B``."""
-    return arithmetic(inputs, outputs, args, ctx)
+    guarding, inputs = guard(inputs, ctx)
+    return behind(guarding, arithmetic(inputs, outputs, args, ctx))
 
 
 def _against_power(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
     return against_binary(op, inputs, outputs) if len(inputs) == 2 else None
 
 
-@kernel("Pow", device="cuda", binds=True, against=_against_power)
+@kernel("Pow", device="cuda", binds=True, scratch=guard_scratch, against=_against_power)
 def power(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``Y = X^E``, or ``X^exponent``."""
+    guarding, inputs = guard(inputs, ctx)
     if len(inputs) == 2:
-        return arithmetic(inputs, outputs, args, ctx)
-    return map_launch(ctx, _POWER, (inputs[0], outputs[0]), args.exponent)
+        return behind(guarding, arithmetic(inputs, outputs, args, ctx))
+    return behind(guarding, map_launch(ctx, _POWER, (inputs[0], outputs[0]), args.exponent))
 
 
 # Gradients. Their scratch: (Mul, Div) the gradient before it is summed, then the totals of slices of a sum.
@@ -171,9 +174,14 @@ def mul_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     return in_order(*launches)
 
 
-@kernel("DivGradient", device="cuda", binds=True, scratch=_product_scratch, against=_against_gradient)
+def _div_gradient_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
+    return [*_product_scratch(op, inputs, outputs), *guard_scratch(op, inputs, outputs)]
+
+
+@kernel("DivGradient", device="cuda", binds=True, scratch=_div_gradient_scratch, against=_against_gradient)
 def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """``dA = dC / B``, ``dB = -dC C / B``, summed to their shapes."""
+    guarding, inputs = guard(inputs, ctx)
     if len(inputs) == 3:
         b, c, dc = inputs
     else:
@@ -182,11 +190,12 @@ def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     a_shape, b_shape, full = _operands(ctx.op, inputs)
     if a_shape == b_shape == full:
         arguments = (dc, b, c, da, db, dc.size)
-        return prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, elementwise(dc.size))
-    product, *partial = ctx.scratch
+        return behind(guarding, prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, elementwise(dc.size)))
+    product, *partial = ctx.scratch if args.epsilon <= 0 else ctx.scratch[:-1]
     quotient = da if a_shape == full else product
     gradient = db if b_shape == full else product
     return in_order(
+        guarding,
         launch_binary(ctx, _BINARY["Div"], dc, b, quotient, (full, b_shape, full)),
         _sum_into(ctx, quotient, da, full, a_shape, partial),  # before the scratch is used again
         launch_binary(ctx, _BINARY["Mul"], quotient, c, gradient, (full, full, full)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpunet.cuda_kernels.guards import guarded_kernel
 from gpunet.cuda_kernels.pieces import gradient_kernel, unary_kernel
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 
@@ -26,7 +27,8 @@ _OPERANDS: Final = {
 }
 
 for _type in (*_OPERANDS, "Floor", "Ceil"):
-    unary_kernel(_type, Kernel("function", f"{_type.lower()}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
+    _register = guarded_kernel if _type in ("Rsqrt", "Reciprocal") else unary_kernel
+    _register(_type, Kernel("function", f"{_type.lower()}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
 for _type, _operand in _OPERANDS.items():
     _declared = Kernel("function", f"{_type.lower()}_bwd", "const T* a, const T* b, T* y, int64 n", T=FLOATS)
     gradient_kernel(f"{_type}Gradient", _declared, _operand)

@@ -123,21 +123,33 @@ def _formula(op: Operator, body: Body) -> str:
     """The result of an operator of the body, over the names in the body."""
     names, source = op.inputs, body.specs[op.inputs[0]].dtype
     target = body.specs[op.outputs[0]].dtype
-    if op.type in _FOLDS:
+    if getattr(op.args, "epsilon", 0) > 0:
+        text = _guarded(op, names, source)
+    elif op.type in _FOLDS:
         text = names[0]
         for name in names[1:]:
             text = _FOLDS[op.type].format(text, name)
     elif op.type == "Pow":
-        exponent = _literal(op.args.exponent, source)
-        text = _POWERS.get(op.args.exponent, f"pow({{0}}, {exponent})").format(*names)
-    elif op.type == "Log" and op.args.epsilon > 0:
-        low = _literal(float(argument_dtype(source).type(op.args.epsilon)), source)
-        text = f"log({names[0]} < {low} ? {low} : {names[0]})"
+        text = _power(op, source).format(*names)
     elif op.type in ("Cast", "FloatToHalf"):
         return _conversion(op, names[0], source, target)
     else:
         text = _FORMULAS[op.type].format(*names, **_constants(op, source))
     return text if op.type in _EXACT else _rounded(text, target)
+
+
+def _power(op: Operator, source: np.dtype) -> str:
+    return _POWERS.get(op.args.exponent, f"pow({{0}}, {_literal(op.args.exponent, source)})")
+
+
+def _guarded(op: Operator, names: Sequence[str], source: np.dtype) -> str:
+    """The formula of an operator with an ``epsilon`` above 0."""
+    epsilon = _literal(float(argument_dtype(source).type(op.args.epsilon)), source)
+    if op.type == "Div":
+        # As divided by an infinity: 0 with the sign of the numerator.
+        return "fabs({1}) <= {2} ? {0} * 0 : {0} / {1}".format(*names, epsilon)
+    raised = f"({names[0]} < {epsilon} ? {epsilon} : {names[0]})"
+    return (_power(op, source) if op.type == "Pow" else _FORMULAS[op.type]).format(raised)
 
 
 def _conversion(op: Operator, name: str, source: np.dtype, target: np.dtype) -> str:

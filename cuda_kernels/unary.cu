@@ -40,6 +40,19 @@ struct GuardedLog {
 };
 
 template <typename C>
+struct Raised {
+  C low;
+  __device__ C operator()(C x) const { return x < low ? low : x; }
+};
+
+// What is divided by it is 0 where x is near 0.
+template <typename C>
+struct Apart {
+  C epsilon, infinity;
+  __device__ C operator()(C x) const { return fabs(x) <= epsilon ? infinity : x; }
+};
+
+template <typename C>
 struct Clip {
   C low, high;
   // A NaN passes through; high wins where the limits are crossed.
@@ -63,6 +76,14 @@ struct ClipGradient {
   extern "C" __global__ void log_fwd_##S(const T* x, T* y, int64 n, double epsilon) {                              \
     typedef Accumulate<T>::type C;                                                                                 \
     map(x, y, n, GuardedLog<C>{(C)epsilon});                                                                       \
+  }                                                                                                                \
+  extern "C" __global__ void raised_fwd_##S(const T* x, T* y, int64 n, double epsilon) {                           \
+    typedef Accumulate<T>::type C;                                                                                 \
+    map(x, y, n, Raised<C>{(C)epsilon});                                                                           \
+  }                                                                                                                \
+  extern "C" __global__ void apart_fwd_##S(const T* x, T* y, int64 n, double epsilon, double infinity) {           \
+    typedef Accumulate<T>::type C;                                                                                 \
+    map(x, y, n, Apart<C>{(C)epsilon, (C)infinity});                                                               \
   }                                                                                                                \
   extern "C" __global__ void clip_fwd_##S(const T* x, T* y, int64 n, double low, double high) {                    \
     typedef Accumulate<T>::type C;                                                                                 \

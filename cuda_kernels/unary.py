@@ -6,6 +6,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
+from gpunet.cuda_kernels.guards import guarded_kernel
 from gpunet.cuda_kernels.pieces import (
     SIGNLESS,
     Buffers,
@@ -20,8 +21,9 @@ from gpunet.cuda_kernels.pieces import (
 from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.kernels import KernelContext, kernel
 
-for _type in ("Sqr", "Sqrt", "Exp", "Abs"):
+for _type in ("Sqr", "Exp", "Abs"):
     unary_kernel(_type, Kernel("unary", f"{_type.lower()}_fwd", "const T* x, T* y, int64 n", T=FLOATS))
+guarded_kernel("Sqrt", Kernel("unary", "sqrt_fwd", "const T* x, T* y, int64 n", T=FLOATS))
 NEGATIVE = Kernel("unary", "negative_fwd", "const T* x, T* y, int64 n", T=SIGNLESS)
 unary_kernel("Sign", Kernel("unary", "sign_fwd", "const T* x, T* y, int64 n", T=NUMBERS))
 gradient_kernel("AbsGradient", Kernel("unary", "abs_bwd", "const T* a, const T* b, T* y, int64 n", T=FLOATS))

@@ -7,9 +7,11 @@ from typing import Any
 
 from gpunet.arguments import Float
 from gpunet.broadcasting import AXIS_ARGS, BROADCAST_ARGS, align, legacy_shape
+from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, GradientError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
+from gpunet.operators.guards import DIVISOR_GUARD, LOW_GUARD, guarded_operand
 from gpunet.proto import OperatorDef
 from gpunet.rules import describe, flops_per_input, flops_per_output, want_same_type, want_shape
 from gpunet.schema import FLOATS, NUMBERS, Input, Output, register
@@ -24,6 +26,16 @@ def infer_binary(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]
     want_same_type(op, inputs)
     a, b = inputs
     return [TensorSpec(align(op.args, a.shape, b.shape)[2], a.dtype)]
+
+
+def _infer_div(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    found = infer_binary(op, inputs)
+    if op.args.epsilon > 0 and not is_float(inputs[1].dtype):
+        raise ArgumentError(
+            f"argument 'epsilon' is {op.args.epsilon:g} and {describe(op, 1, inputs[1])}, "
+            "wanted floats to guard"
+        )
+    return found
 
 
 def _infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -49,9 +61,9 @@ def _arithmetic(
         type,
         inputs=[Input("A", _INPUTS_DOC[0], NUMBERS), Input("B", _INPUTS_DOC[1], NUMBERS)],
         outputs=[Output("C", "result, of the shape that A and B broadcast to")],
-        args=BROADCAST_ARGS,
+        args=(*BROADCAST_ARGS, *([DIVISOR_GUARD] if with_result else [])),
         inplace=inplace,
-        infer=infer_binary,
+        infer=_infer_div if with_result else infer_binary,
         gradient=gradient,
         flops=flops_per_output(),
         doc=f"Elementwise ``C = A {symbol} B``."
@@ -103,7 +115,7 @@ register(
         Input("C", "result of the forward operator", FLOATS, optional=True),
     ],
     outputs=[Output("dA", "gradient of A, of its shape"), Output("dB", "gradient of B, of its shape")],
-    args=BROADCAST_ARGS,
+    args=(*BROADCAST_ARGS, DIVISOR_GUARD),
     inplace=[(0, 0)],
     infer=_infer_div_gradient,
     flops=flops_per_input(4),
@@ -151,22 +163,26 @@ def _infer_pow(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
 def _pow_gradient(g: GradientBuilder) -> list[OperatorDef]:
     """With a fixed exponent n, ``dX = n X^(n-1) dY``; else ``dX = E X^(E-1) dY`` and ``dE = ln(X) Y dY``."""
     g.copy_arguments = False
-    x, y, dy, dx = g.input(0), g.output(0), g.output_grad(0), g.input_grad(0)
+    y, dy, dx = g.output(0), g.output_grad(0), g.input_grad(0)
+    if g.num_inputs == 2 and g.input(0) == g.input(1):
+        raise GradientError(f"base and exponent are one blob {g.input(0)!r}, wanted a copy as one of them")
+    x, before, after = guarded_operand(g)
     if g.num_inputs == 1:
         exponent = g.args.exponent
         return [
+            *before,
             g.make("Pow", [x], [dx], exponent=float(exponent - 1)),
             g.make("Mul", [dx, dy], [dx]),
             g.make("Scale", [dx], [dx], scale=float(exponent)),
+            *after,
         ]
-    if x == g.input(1):
-        raise GradientError(f"base and exponent are one blob {x!r}, wanted a copy as one of them")
     exponent, de = g.input(1), g.input_grad(1)
     axes: dict[str, Any] = {"axis": g.args.axis, "axis_str": g.args.axis_str, "order": g.args.order}
     reduces = g.args.has("broadcast")
     along = {"broadcast": int(g.args.broadcast), **axes} if reduces else {}
     product = f"{de}_autogen_pre_red"
     return [
+        *before,
         g.make("ConstantFill", [exponent], [de], value=1.0),
         g.make("Sub", [exponent, de], [de]),
         g.make("Pow", [x, de], [dx], **along),
@@ -176,6 +192,7 @@ def _pow_gradient(g: GradientBuilder) -> list[OperatorDef]:
         g.make("Mul", [product, y], [product]),
         g.make("Mul", [product, dy], [product if reduces else de]),
         *([g.make("SumReduceLike", [product, exponent], [de], **axes)] if reduces else []),
+        *after,
     ]
 
 
@@ -186,7 +203,7 @@ register(
         Input("E", "exponents, of X's shape, or along it with broadcast=1", FLOATS, optional=True),
     ],
     outputs=[Output("Y", "powers, of the shape and type of X")],
-    args=[Float("exponent", 0.0, "the exponent, where there is no second input"), *BROADCAST_ARGS],
+    args=[Float("exponent", 0.0, "the exponent, where there is no second input"), *BROADCAST_ARGS, LOW_GUARD],
     inplace=[(0, 0), (1, 0)],
     infer=_infer_pow,
     check=_check_pow,

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gpunet.arguments import Arg
 from gpunet.errors import GradientError
 from gpunet.gradient_maker import GradientBuilder
+from gpunet.operators.guards import DIVISOR_GUARD, LOW_GUARD, guarded_operand
 from gpunet.operators.unary import infer_gradient
 from gpunet.proto import OperatorDef
 from gpunet.rules import flops_per_output, same_as_input
 from gpunet.schema import FLOATS, NOT_DIFFERENTIABLE, GradientFunction, GradientRule, Input, Output, register
 
 
-def _function(type: str, formula: str, gradient: GradientFunction | GradientRule, inplace: bool) -> None:
+def _function(
+    type: str,
+    formula: str,
+    gradient: GradientFunction | GradientRule,
+    inplace: bool,
+    args: Sequence[Arg] = (),
+) -> None:
     register(
         type,
         inputs=[Input("X", "tensor of any shape", FLOATS)],
         outputs=[Output("Y", "tensor of the shape and type of X")],
+        args=args,
         inplace=[(0, 0)] if inplace else [],
         infer=same_as_input,
         gradient=gradient,
@@ -24,7 +35,13 @@ def _function(type: str, formula: str, gradient: GradientFunction | GradientRule
 
 
 def _differentiable(
-    type: str, formula: str, slope: str, *, inputs: str = "X dY", inplace: bool = False
+    type: str,
+    formula: str,
+    slope: str,
+    *,
+    inputs: str = "X dY",
+    inplace: bool = False,
+    args: Sequence[Arg] = (),
 ) -> None:
     """A function and its gradient operator, whose inputs stand in Caffe2's order.
 
@@ -38,9 +55,18 @@ def _differentiable(
                 f"{g.input(0)!r} is overwritten in place, wanted the input kept for the gradient"
             )
         names = {"X": g.input(0), "Y": g.output(0), "dY": g.output_grad(0)}
-        return g.single(f"{type}Gradient", [names[name] for name in order], [g.input_grad(0)])
+        made = g.single(f"{type}Gradient", [names[name] for name in order], [g.input_grad(0)])
+        if LOW_GUARD not in args or g.args.epsilon <= 0:
+            return made
+        if g.input(0) == g.output(0):
+            raise GradientError(
+                f"{g.input(0)!r} is overwritten in place, wanted the input kept for the guarded gradient"
+            )
+        g.copy_arguments = False
+        _, before, after = guarded_operand(g)
+        return [*before, *made, *after]
 
-    _function(type, formula, gradient, inplace)
+    _function(type, formula, gradient, inplace, args)
     docs = {
         "X": "input of the forward operator",
         "Y": "output of the forward operator",
@@ -67,8 +93,8 @@ _differentiable("Sinh", "sinh(X)", "cosh(X)", inputs="dY X")
 _differentiable("Cosh", "cosh(X)", "sinh(X)", inputs="dY X")
 _differentiable("Cube", "X^3", "3 X^2", inputs="dY X")
 _differentiable("Cbrt", "X^(1/3), also of negative numbers", "/ (3 Y^2)", inputs="dY Y", inplace=True)
-_differentiable("Rsqrt", "1 / sqrt(X)", "(-Y^3 / 2)", inputs="dY Y", inplace=True)
-_differentiable("Reciprocal", "1 / X", "(-Y^2)", inputs="Y dY", inplace=True)
+_differentiable("Rsqrt", "1 / sqrt(X)", "(-Y^3 / 2)", inputs="dY Y", inplace=True, args=[LOW_GUARD])
+_differentiable("Reciprocal", "1 / X", "(-Y^2)", inputs="Y dY", inplace=True, args=[DIVISOR_GUARD])
 _differentiable("Softplus", "ln(1 + exp(X))", "(1 - exp(-Y))", inputs="Y dY", inplace=True)
 _differentiable("Softsign", "X / (1 + |X|)", "/ (1 + |X|)^2", inplace=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpunet.arguments import Arg, Float
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
+from gpunet.operators.guards import LOW_GUARD, guarded_operand
 from gpunet.proto import OperatorDef
 from gpunet.rules import flops_per_output, same_as_input, want_same_type, want_shape
 from gpunet.schema import (
@@ -77,7 +78,14 @@ def _sqr_gradient(g: GradientBuilder) -> list[OperatorDef]:
 
 def _sqrt_gradient(g: GradientBuilder) -> list[OperatorDef]:
     dx = g.input_grad(0)
-    return [g.make("Scale", [g.output_grad(0)], [dx], scale=0.5), g.make("Div", [dx, g.output(0)], [dx])]
+    g.copy_arguments = g.args.epsilon <= 0
+    _, before, after = guarded_operand(g)
+    return [
+        *before,
+        g.make("Scale", [g.output_grad(0)], [dx], scale=0.5),
+        g.make("Div", [dx, g.output(0)], [dx]),
+        *after,
+    ]
 
 
 def _exp_gradient(g: GradientBuilder) -> list[OperatorDef]:
@@ -87,16 +95,8 @@ def _exp_gradient(g: GradientBuilder) -> list[OperatorDef]:
 def _log_gradient(g: GradientBuilder) -> list[OperatorDef]:
     """``dX = dY / X``; with a guard, that of ``ln(max(X, epsilon))``: 0 where X is not above epsilon."""
     g.copy_arguments = False
-    x, dy, dx = g.input(0), g.output_grad(0), g.input_grad(0)
-    epsilon = g.args.epsilon
-    if epsilon <= 0:
-        return g.single("Div", [dy, x], [dx])
-    guarded = f"{dx}_autogen_guarded"
-    return [
-        g.make("Clip", [x], [guarded], min=epsilon),
-        g.make("Div", [dy, guarded], [dx]),
-        g.make("ClipGradient", [guarded, dx], [dx], min=epsilon),
-    ]
+    x, before, after = guarded_operand(g)
+    return [*before, g.make("Div", [g.output_grad(0), x], [g.input_grad(0)]), *after]
 
 
 def _of_gradient(type: str) -> GradientFunction:
@@ -122,14 +122,14 @@ _LIMITS = (
 )
 
 _unary("Sqr", "X^2", _sqr_gradient)
-_unary("Sqrt", "sqrt(X)", _sqrt_gradient)
+_unary("Sqrt", "sqrt(X)", _sqrt_gradient, args=[LOW_GUARD])
 _unary("Exp", "exp(X)", _exp_gradient, flops=4)
 _unary(
     "Log",
     "ln(X)",
     _log_gradient,
     flops=4,
-    args=[Float("epsilon", 0.0, "above 0: the logarithm of max(X, epsilon), which is finite for X = 0")],
+    args=[LOW_GUARD],
 )
 _unary("Abs", "|X|", _abs_gradient, inplace=False)
 _unary("Sign", "-1, 0 or 1 by the sign of X", NOT_DIFFERENTIABLE, types=NUMBERS, inplace=False)

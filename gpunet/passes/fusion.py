@@ -227,7 +227,9 @@ def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
     ):
         return False
     used = [
-        v for name in ("scale", "exponent", "min", "max") if (v := getattr(op.args, name, None)) is not None
+        v
+        for name in ("scale", "exponent", "min", "max", "epsilon")
+        if (v := getattr(op.args, name, None)) is not None
     ]
     return all(abs(v) <= float(float_limits(s.dtype).max) for v in used for s in specs if is_float(s.dtype))
 
