@@ -46,7 +46,7 @@ struct DataProduct {
   typedef Spot Column;
   static constexpr bool kNeighbours = false;
   Convolution c;
-  const T *w, *dy;
+  const T *w, *dy, *bias;
   T* dx;
 
   __device__ int32 rows() const { return c.channels; }
@@ -72,6 +72,7 @@ struct DataProduct {
     return load(dy, c.y_offset(pixel.image, group, tap.filter, index_of(window, w.output)));
   }
   __device__ void put(int32 group, int32 m, int64, const Column& pixel, int64, A total) const {
+    if (bias != nullptr) total += load(bias, (int64)group * c.channels + m);
     store(dx, c.x_offset(pixel.image, group, m, pixel.index), total);
   }
 };
@@ -139,8 +140,9 @@ __device__ inline void sum_bias(const T* dy, T* db, int64 batch, int64 filters, 
                                           GPUNET_CONVOLUTION_PARAMETERS) {                                           \
     multiply_tiles(ForwardProduct<T>{GPUNET_CONVOLUTION, x, w, bias, y}, 1);                                         \
   }                                                                                                                  \
-  extern "C" __global__ void conv_data_##S(const T* w, const T* dy, T* dx, GPUNET_CONVOLUTION_PARAMETERS) {          \
-    multiply_tiles(DataProduct<T>{GPUNET_CONVOLUTION, w, dy, dx}, 1);                                                \
+  extern "C" __global__ void conv_data_##S(const T* w, const T* dy, const T* bias, T* dx,                            \
+                                           GPUNET_CONVOLUTION_PARAMETERS) {                                          \
+    multiply_tiles(DataProduct<T>{GPUNET_CONVOLUTION, w, dy, bias, dx}, 1);                                          \
   }                                                                                                                  \
   extern "C" __global__ void conv_filter_##S(const T* x, const T* dy, T* dw, uint8* partial, int64 slices,           \
                                              GPUNET_CONVOLUTION_PARAMETERS) {                                        \

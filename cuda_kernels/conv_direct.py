@@ -34,7 +34,9 @@ GRADIENT_TYPES: Final = tuple(f"{type}Gradient" for type in CONVOLUTIONS)
 #: What the kernels are told of a convolution: GPUNET_CONVOLUTION_PARAMETERS of include/conv_tiles.cuh.
 SIZES: Final = f"int64 batch, int32 channels, int32 filters, int32 groups, int32 channels_last, {WINDOW}"
 _FWD = Kernel("conv_direct", "conv_fwd", f"const T* x, const T* w, const T* bias, T* y, {SIZES}", T=FLOATS)
-_DATA = Kernel("conv_direct", "conv_data", f"const T* w, const T* dy, T* dx, {SIZES}", T=FLOATS)
+_DATA = Kernel(
+    "conv_direct", "conv_data", f"const T* w, const T* dy, const T* bias, T* dx, {SIZES}", T=FLOATS
+)
 _FILTER = Kernel(
     "conv_direct",
     "conv_filter",
@@ -153,12 +155,14 @@ def channel_sums(ctx: KernelContext, dy: Buffer, db: Buffer) -> Launch:
     return prepare(ctx, _BIAS, (dy.dtype,), arguments, rows(channels, dy.shape[0] * positions))
 
 
-def data_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dx: Buffer) -> Launch:
-    """``dX = dY * W``."""
+def data_gradient(
+    ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dx: Buffer, bias: Buffer | None = None
+) -> Launch:
+    """``dX = dY * W``; a transposed convolution adds ``bias``, one number a channel of dX."""
     window, sizes = _sizes(ctx.op, x, w)
     channels = w.shape[-1 if window.channels_last else 1]
     tiles = _tiles(channels, x.shape[0] * math.prod(window.image), ctx.op.args.group)
-    return prepare(ctx, _DATA, (x.dtype,), (w, dy, dx, *sizes), _grid(tiles))
+    return prepare(ctx, _DATA, (x.dtype,), (w, dy, bias, dx, *sizes), _grid(tiles))
 
 
 def filter_gradient(ctx: KernelContext, x: Buffer, w: Buffer, dy: Buffer, dw: Buffer) -> Launch:

@@ -41,6 +41,7 @@ def against(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> str 
 
 
 def _add_bias(ctx: KernelContext, bias: Sequence[Buffer], y: Buffer) -> list[Launch]:
+    """What adds the bias behind a graph of cuDNN, which has no sum behind a gradient."""
     if not bias:
         return []
     positions = 1 if ctx.op.args.order == "NHWC" else math.prod(y.shape[2:])
@@ -56,7 +57,7 @@ def conv_transpose_direct(inputs: Buffers, outputs: Buffers, args: Arguments, ct
     """``columns(Y) = W^T X``, added up where columns meet; ``+ b``."""
     x, w, *bias = inputs
     y = outputs[0]
-    return in_order(conv_direct.data_gradient(ctx, y, w, x, y), *_add_bias(ctx, bias, y))
+    return conv_direct.data_gradient(ctx, y, w, x, y, bias[0] if bias else None)
 
 
 def _direct_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
@@ -93,13 +94,14 @@ def conv_transpose(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kern
         return reference_launch(inputs, outputs, args, ctx)
     x, w, *bias = inputs
     y = outputs[0]
-    launch = prepare_graph(
-        ctx,
-        descriptor("data", ctx.op, y, w),
-        {"x": y, "w": w, "y": x},
-        lambda: conv_direct.data_gradient(ctx, y, w, x, y),
-    )
-    return in_order(launch, *_add_bias(ctx, bias, y))
+    after = _add_bias(ctx, bias, y)
+
+    def direct() -> Launch:
+        after.clear()
+        return conv_transpose_direct(inputs, outputs, args, ctx)
+
+    launch = prepare_graph(ctx, descriptor("data", ctx.op, y, w), {"x": y, "w": w, "y": x}, direct)
+    return in_order(launch, *after)
 
 
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:

@@ -5,6 +5,7 @@ At sizes beyond the tables: tiles and sorted parts that end inside, sums that ar
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import gpunet
 from gpunet import kernels
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels import launch
+from gpunet.cuda_kernels import conv_transpose, launch, signature
 from gpunet.cuda_kernels.multi_tensor import CHUNK, TensorList
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import parse_device
+from gpunet.dtypes import as_dtype
 from gpunet.errors import DataTypeError, KernelError
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
@@ -155,6 +157,21 @@ def test_transposed_convolution(
     dy = normal(*y.shape, dtype=dtype)
     compare("ConvTransposeGradient", [x, w, dy], 3, engine="DIRECT", **options)
     compare("ConvTransposeGradient", [x, w, dy], 1, engine="DIRECT", no_bias=1, **options)
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", signature.FLOATS)
+def test_bias_behind_a_graph_of_cudnn(dtype: str, order: str, ctx: KernelContext, grid: None) -> None:
+    op = Operator(make_operator("ConvTranspose", ["x", "w", "b"], ["y"], order=order))
+    context = dataclasses.replace(ctx, op=op)
+    whole = integers(9, 3, 5, 7, 11).astype(as_dtype(dtype))
+    bias = integers(9, 11 if order == "NHWC" else 5).astype(as_dtype(dtype))
+    y = on_device(whole)
+    (launch,) = conv_transpose._add_bias(context, [on_device(bias)], y)
+    launch()
+    want = whole + (bias if order == "NHWC" else bias.reshape(5, 1, 1))
+    np.testing.assert_array_equal(y.numpy().astype(float), want.astype(float))
+    assert conv_transpose._add_bias(context, [], y) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
