@@ -54,7 +54,7 @@ def softmax_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kern
     """``dX = Y (dY - sum dY Y)`` by row."""
     y, dy = (widened(_rows(a, args.axis)) for a in inputs)
     dx = _rows(outputs[0], args.axis)
-    dots = np.einsum("ij,ij->i", y, dy)
+    dots = np.einsum("ij,ij->i", y, dy, dtype=np.float64, casting="same_kind").astype(y.dtype)
     if dx.dtype == y.dtype:
         np.subtract(dy, dots[:, None], out=dx)
         np.multiply(dx, y, out=dx)

@@ -5,11 +5,12 @@ the stream.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from gpunet.backends import Reached
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.signature import Kernel, scalar
 from gpunet.errors import DataTypeError, DeviceError, KernelError
@@ -90,6 +91,8 @@ def prepare(
     grid: Grid,
     *,
     shared: int = 0,
+    reads: Sequence[Buffer] = (),
+    writes: Sequence[Buffer] = (),
 ) -> Callable[[], None]:
     """Checks ``arguments`` against the signature and returns the launch, ready to be repeated.
 
@@ -101,6 +104,8 @@ def prepare(
             scalar.
         grid: from :func:`elementwise` or :func:`rows`.
         shared: bytes of dynamic shared memory.
+        reads: what the kernel reads through addresses that it finds in memory.
+        writes: what it writes, and may read, in that way.
 
     Raises:
         KernelError: another number of arguments, or a number where a buffer is wanted and the reverse.
@@ -130,12 +135,13 @@ def prepare(
     function = backend.function(kernel.module, name)
     blocks, threads = (grid[0], 1, 1), (grid[1], 1, 1)
     stream = ctx.stream
-    for argument in arguments:
+    for argument in (*arguments, *reads, *writes):
         if isinstance(argument, Buffer):
             argument.memory.used_on(stream)
+    behind = (Reached(tuple(reads), tuple(writes)),) if reads or writes else ()
 
-    def launch() -> None:
-        function.launch(blocks, threads, shared, params, stream, arguments)
+    def launch(_given: tuple[Any, ...] = (*arguments, *behind)) -> None:
+        function.launch(blocks, threads, shared, params, stream, _given)
 
     return launch
 

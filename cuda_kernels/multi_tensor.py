@@ -116,11 +116,18 @@ class TensorList:
     ) -> Launch:
         if self.chunks == 0:
             return nothing
-        for tensor in self.tensors:
-            tensor.memory.used_on(ctx.stream)
+        written = kernel is _SCALE or kernel is _UNPACK
         types = (self.dtype,) if to is None else (self.dtype, to.dtype)
         arguments = (*self._tables, self.chunks, *rest)
-        put = prepare(ctx, kernel, types, arguments, rows(self.chunks, THREADS))
+        put = prepare(
+            ctx,
+            kernel,
+            types,
+            arguments,
+            rows(self.chunks, THREADS),
+            reads=() if written else self.tensors,
+            writes=self.tensors if written else (),
+        )
 
         def launch(_keep: TensorList = self) -> None:
             put()

@@ -93,6 +93,9 @@ class SimFunction(backends.Function):
                 found = Range(address, address if info is None else info.pointer + info.nbytes)
             if found.start < found.stop:
                 (reads if parameter.const else writes).append(found)
+        for reached in arguments[len(self.kernel.parameters) :]:
+            reads.extend(self.backend.range_of(buffer) for buffer in reached.reads if buffer.nbytes)
+            writes.extend(self.backend.range_of(buffer) for buffer in reached.writes if buffer.nbytes)
         return reads, writes
 
 
@@ -168,8 +171,7 @@ class SimBackend(backends.Backend):
     def record_work(self, on: bool = True) -> list[Record]:
         """Begins, or ends, to record the work that runs; returns the list that it is recorded in, or was.
 
-        What a kernel reaches through addresses that it finds in memory is not in it. See
-        :func:`gpunet.cuda_kernels.sim.recording.as_records` for the race checker's view.
+        See :func:`gpunet.cuda_kernels.sim.recording.as_records` for the race checker's view.
         """
         recording = Recording() if on else self.executor.recording
         self.executor.recording = recording if on else None

@@ -31,12 +31,12 @@ __device__ void softmax_fwd(const T* x, T* y, int64 examples, int64 classes) {
 template <typename T>
 __device__ void softmax_bwd(const T* y, const T* dy, T* dx, int64 examples, int64 classes) {
   typedef typename Accumulate<T>::type A;
-  __shared__ A scratch[32];
+  __shared__ double scratch[32];
   for (int64 i = blockIdx.x; i < examples; i += gridDim.x) {
     const int64 begin = i * classes;
-    A dot = 0;
-    for (int64 j = threadIdx.x; j < classes; j += blockDim.x) dot += load(y, begin + j) * load(dy, begin + j);
-    dot = block_reduce(dot, scratch, (A)0, Sum());
+    double sum = 0;
+    for (int64 j = threadIdx.x; j < classes; j += blockDim.x) sum += (double)load(y, begin + j) * load(dy, begin + j);
+    const A dot = (A)block_reduce(sum, scratch, 0.0, Sum());
     for (int64 j = threadIdx.x; j < classes; j += blockDim.x)
       store(dx, begin + j, (load(dy, begin + j) - dot) * load(y, begin + j));
   }

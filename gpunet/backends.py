@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,13 @@ class Stream(ABC):
         """
 
 
+class Reached(NamedTuple):
+    """Buffers that a launch reads and writes through addresses in memory, not as its arguments."""
+
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
 class Function(ABC):
     """A kernel of a loaded module, ready to launch."""
 
@@ -103,7 +110,8 @@ class Function(ABC):
             params: a ctypes array of pointers to the arguments, which must live until the launch has run (the
                 caller keeps them as long as the program).
             stream: where it runs.
-            arguments: the buffers and numbers behind ``params``, one a parameter, for messages and checks.
+            arguments: the buffers and numbers behind ``params``, one a parameter, for messages and checks;
+                a :class:`Reached` may follow them.
         """
 
 

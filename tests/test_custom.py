@@ -79,8 +79,8 @@ def test_a_workspace_on_the_simulated_device_names_what_a_kernel_does_wrong() ->
         ws.run("n")
         ws.fetch("moved")
     assert (
-        "kernel 'shifted_f32' (custom_shifted.cu), block (3, 0, 0), thread (192, 0, 0): wrote element 1000 of "
-        "argument 'Y', buffer 'moved' (float32 10x100): valid are 0 to 999"
+        "kernel 'shifted_f32' (custom_shifted.cu), block (3, 0, 0), thread (192, 0, 0): wrote element 1000 "
+        "of argument 'Y', buffer 'moved' (float32 10x100): valid are 0 to 999"
     ) in str(found.value)
 
 

@@ -16,11 +16,14 @@ import gpunet
 from gpunet import backends, memory_plan
 from gpunet.cli import main
 from gpunet.cli.nets import load_net
+from gpunet.cuda_kernels.multi_tensor import TensorList
 from gpunet.cuda_kernels.sim import recording, streams
 from gpunet.cuda_kernels.sim_backend import SimBackend
 from gpunet.definitions import make_operator
 from gpunet.devices import parse_device
 from gpunet.errors import DeviceError
+from gpunet.kernels import KernelContext
+from gpunet.operator import Operator
 from gpunet.proto import NetDef
 from gpunet.races import Access, Race, Record, find_races
 from gpunet.records import record_run
@@ -141,6 +144,34 @@ def test_what_the_host_waits_for_is_an_order() -> None:
     assert races(one.record)
     before = one.record()
     assert races(lambda: two.wait(before))
+
+
+def test_what_kernels_reach_through_tables_of_addresses_is_recorded() -> None:
+    sim = Sim()
+    side = sim.backend.new_stream()
+    tensors = [sim.put(np.ones(size, "float32"), f"w{size}") for size in (5, 7)]
+    packed = [sim.put(np.zeros(12, "float32"), f"packed{i}") for i in range(2)]
+    factor = sim.put(np.full(1, 2, "float32"), "factor")
+    given = TensorList(tensors)
+
+    def on(stream: Any) -> Any:
+        return KernelContext(Operator.__new__(Operator), backend=sim.backend, stream=stream)
+
+    def races(*launches: Any) -> list[Race]:
+        sim.backend.synchronize()
+        work = sim.backend.record_work()
+        for launch in launches:
+            launch()
+        sim.backend.synchronize()
+        sim.backend.record_work(on=False)
+        return find_races(recording.as_records(work, "sim:0"))
+
+    main = on(sim.backend.stream)
+    packs = [given.pack(context, buffer) for context, buffer in zip((main, on(side)), packed, strict=True)]
+    assert not races(*packs)
+    found = races(packs[0], given.scale(on(side), factor))
+    assert sorted(race.first_access.name for race in found) == ["w5", "w7"]
+    assert not races(packs[0], given.scale(main, factor))
 
 
 def test_reports_of_errors_are_no_races() -> None:
