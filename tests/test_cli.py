@@ -206,7 +206,7 @@ def test_help_imports_no_command():
             "batch size 5000, wanted at most the 1501",
         ),
         (["train", "mlp", "--learning-rate", "1e30", "--out", "{tmp}/new"], "with learning rate "),
-        (["train", "mlp", "--out", "{tmp}/file/new"], "Not a directory"),
+        (["train", "mlp", "--out", "{tmp}/file/new"], "is a file, wanted a folder"),
         (
             ["predict", "{tmp}/none", "x.npy"],
             "there is no such model, wanted a folder or a predict net: {tmp}/none",

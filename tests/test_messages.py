@@ -148,3 +148,34 @@ def test_signals_that_are_ignored_stay_ignored(number):
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("run/checkpoints", "checkpoints is a file, wanted a folder"),
+        ("run/steps.csv/", "steps.csv is a folder, wanted a file or nothing"),
+        ("run/predict_net.pb/", "predict_net.pb is a folder"),
+        ("run/curve.png/", "curve.png is a folder"),
+    ],
+)
+@pytest.mark.parametrize("option", [[], ["--overwrite"], ["--resume"]], ids=str)
+def test_what_is_in_the_way_of_a_run_is_found_before_it_starts(tmp_path, monkeypatch, made, text, option):
+    monkeypatch.setattr("gpunet.training.Trainer.run", lambda *_: pytest.fail("the run has started"))
+    path = tmp_path / made
+    if made.endswith("/"):
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    done = CliRunner().invoke(main, ["train", "mlp", "--out", str(tmp_path / "run"), *option])
+    assert done.exit_code == 1, done.output
+    assert text in " ".join(done.stderr.split())
+    assert path.exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_a_run_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    done = CliRunner().invoke(main, ["train", "mlp", "--out", str(tmp_path / "new" / "run")])
+    assert done.exit_code == 1
+    assert f"{tmp_path} cannot be written to" in "".join(done.stderr.splitlines())

@@ -233,7 +233,7 @@ def _agreed_checkpoint(
 ) -> Checkpoint | None:
     """The checkpoint that rank 0 finds, on all ranks; an error there is one on all ranks."""
     from gpunet.errors import CheckpointError
-    from gpunet.training import read_checkpoint
+    from gpunet.training import TrainingError, read_checkpoint
 
     if job.size == 1:
         return _find_checkpoint(checkpoints, resume, overwrite)
@@ -242,7 +242,7 @@ def _agreed_checkpoint(
         try:
             found = _find_checkpoint(checkpoints, resume, overwrite)
             path = None if found is None else str(found.path.resolve())
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, TrainingError, OSError) as error:
             problem = str(error)
     path, problem = job.broadcast_object([path, problem])
     if problem is not None:
@@ -259,9 +259,11 @@ def _agreed_checkpoint(
 
 
 def _find_checkpoint(checkpoints: CheckpointFolder, resume: bool, overwrite: bool) -> Checkpoint | None:
-    """The checkpoint to go on from; an error if it is unclear whether to."""
+    """The checkpoint to go on from; an error if it is unclear whether to, or if the run could not write."""
     from gpunet.errors import CheckpointError
+    from gpunet.training.outputs import check_outputs
 
+    check_outputs(checkpoints.path.parent)
     if overwrite:
         return None
     try:
