@@ -3,9 +3,9 @@
     mpirun -n 2 python -m bench.overlap
 
 Each rank trains ResNet-20 on its part of a batch and notes when each operator begins and ends. Hidden is the
-part of the time in Allreduce of gradients during which the same rank computes; time that a rank waits in it
-for another one counts. The batch norm is each rank's own: sums that the
-forward pass waits for cannot be hidden.
+part of the time in Allreduce of gradients during which the same rank computes. Time that a rank waits in it
+for another one counts; how much of it that is, and what is hidden of the rest, is told beside it. The batch
+norm is each rank's own: sums that the forward pass waits for cannot be hidden.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
@@ -37,6 +38,8 @@ class Overlap:
         step: seconds of a step.
         reducing: seconds in Allreduce.
         hidden: part of them during which the rank computes.
+        waiting: seconds in Allreduce until all ranks have come.
+        hidden_since: part of the time since then during which the rank computes.
         sent_bytes: bytes of gradients that a rank gives to Allreduce in a step.
     """
 
@@ -47,6 +50,8 @@ class Overlap:
     step: float
     reducing: float
     hidden: float
+    waiting: float
+    hidden_since: float
     sent_bytes: int
 
 
@@ -61,7 +66,10 @@ def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) 
     # What compression makes of a bucket has its name in front.
     buckets = {blob for b in parallel.buckets for blob in (b.name, f"{b.name}_half", f"{b.name}_left")}
     begun: dict[int, float] = {}
+    together: list[float] = []
+    _note_when_all_have_come(together)
     reducing: list[tuple[float, float]] = []
+    since: list[tuple[float, float]] = []
     computing: list[tuple[float, float]] = []
 
     def before(call: Call) -> None:
@@ -73,10 +81,12 @@ def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) 
             computing.append(span)
         elif call.type == "Allreduce" and call.node.outputs[0].name in buckets:
             reducing.append(span)
+            since.append((together[-1] if together else span[0], span[1]))
 
     found = []
     for number in range(steps + _WARM_UP):
         reducing.clear()
+        since.clear()
         computing.clear()
         world().barrier()
         start = time.perf_counter()
@@ -85,12 +95,24 @@ def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) 
         if number >= _WARM_UP:
             total = sum(b - a for a, b in reducing)
             hidden = sum(_common(span, computing) for span in reducing)
-            found.append((time.perf_counter() - start, total, hidden / total))
-    step, reducing_seconds, part = (statistics.median(values) for values in zip(*found, strict=True))
+            moving = sum(b - a for a, b in since)
+            part = sum(_common(span, computing) for span in since) / moving
+            found.append((time.perf_counter() - start, total, hidden / total, total - moving, part))
+    medians = [statistics.median(values) for values in zip(*found, strict=True)]
     sent = parallel.traffic().sent_bytes
-    return Overlap(
-        world().size, compression, bucket_mib, len(parallel.buckets), step, reducing_seconds, part, sent
-    )
+    return Overlap(world().size, compression, bucket_mib, len(parallel.buckets), *medians, sent)
+
+
+def _note_when_all_have_come(times: list[float]) -> None:
+    """Notes the end of the exchange before each operation, at which ranks wait for each other."""
+    ranks: Any = world()
+    agree = ranks._agree
+
+    def timed(*arguments: Any) -> None:
+        agree(*arguments)
+        times.append(time.perf_counter())
+
+    ranks._agree = timed
 
 
 def _common(span: tuple[float, float], others: list[tuple[float, float]]) -> float:
