@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import gpunet
-from gpunet.cli.explain import graph_lines
+from gpunet.cli import main
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.dtypes import BFLOAT16
 from gpunet.errors import BlobError
-from gpunet.graph import Graph, Node
+from gpunet.graph import Node
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.records import check_races
 
@@ -177,19 +181,20 @@ def test_the_forward_part_of_training_takes_part(device):
         np.testing.assert_array_equal(value, results[1][name], err_msg=name)
 
 
-def test_resnet_for_inference_is_one_operator_a_layer():
+def test_explain_shows_a_residual_network_for_inference_as_one_operator_a_layer(tmp_path):
     model = gpunet.zoo.build("resnet20", (3, 16, 16), 10)
-    net = model.predict_net("softmax")
     ws = gpunet.Workspace("cpu", seed=1)
     ws.run_once(model.init_net)
-    ws.feed("data", np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32))
-    ws.create(net)
-    graphs: dict[str, Graph] = {}
-    ws.program(net.name).seen = graphs.__setitem__
-    ws.run(net.name)
-    text = "\n".join(graph_lines(graphs["epilogues"]))
-    assert text.count("then bias+add+relu") == 9
-    assert text.count("then bias+relu") == 10
-    assert "SpatialBN" not in text
-    assert "Relu" not in text
-    assert "Sum" not in text
+    gpunet.save_model(tmp_path, model, ws, "softmax")
+    arguments = ["explain", str(tmp_path), "--device", "cpu"]
+    shown = CliRunner().invoke(main, [*arguments, "--pass", "epilogues"])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()[1:]
+    # The first convolution, two in each of nine blocks, and two shortcuts.
+    ends = Counter(line.split("(then ")[1].rstrip(")") for line in lines if "(then " in line)
+    assert ends == {"bias+relu": 10, "bias+add+relu": 9}
+    kinds = Counter(line.split()[1] for line in lines if "(runs once)" not in line)
+    assert kinds == {"FusedConv": 19, "Conv": 2, "AveragePool": 1, "FC": 1, "Softmax": 1}
+    memory = CliRunner().invoke(main, [*arguments, "--pass", "memory_plan"]).output
+    (ratio,) = re.findall(r"\(([\d.]+) times the lower bound\)", memory)
+    assert float(ratio) <= 1.15
