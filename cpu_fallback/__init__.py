@@ -14,6 +14,7 @@ from gpunet.cpu_fallback import folding as folding
 from gpunet.cpu_fallback import function as function
 from gpunet.cpu_fallback import fused as fused
 from gpunet.cpu_fallback import fused_convolution as fused_convolution
+from gpunet.cpu_fallback import fused_update as fused_update
 from gpunet.cpu_fallback import gradient_compression as gradient_compression
 from gpunet.cpu_fallback import indexing as indexing
 from gpunet.cpu_fallback import joining as joining

@@ -21,6 +21,7 @@ from gpunet.cuda_kernels import folding as folding
 from gpunet.cuda_kernels import function as function
 from gpunet.cuda_kernels import fused as fused
 from gpunet.cuda_kernels import fused_convolution as fused_convolution
+from gpunet.cuda_kernels import fused_update as fused_update
 from gpunet.cuda_kernels import gradient_compression as gradient_compression
 from gpunet.cuda_kernels import indexing as indexing
 from gpunet.cuda_kernels import joining as joining

@@ -2,18 +2,50 @@
 // may be the inputs of their in-place pairs: every thread reads its element before it writes it.
 #include "errors.cuh"
 #include "optimizer.cuh"
+#include "vector.cuh"
+
+// The gradient, or (where there are weights) weights[0] g + weights[1] w: weight decay on the way.
+template <typename T>
+struct Decayed {
+  bool on;
+  T of_gradient, of_parameter;
+  __device__ Decayed(const T* gradient_weight, const T* param_weight)
+      : on(gradient_weight != nullptr), of_gradient(on ? gradient_weight[0] : (T)1), of_parameter(on ? param_weight[0] : (T)0) {}
+  __device__ T operator()(T gradient, T parameter) const {
+    return on ? gradient * of_gradient + parameter * of_parameter : gradient;
+  }
+};
 
 template <typename T, typename L>
-__device__ inline void momentum_sgd(const T* g, const T* m, const L* lr, const T* w, T* step, T* new_m, T* new_w, int64 n,
-                                    double momentum, int32 nesterov) {
+__device__ inline void momentum_sgd(const T* g, const T* m, const L* lr, const T* w, T* step, T* new_m, T* new_w,
+                                    const T* gradient_weight, const T* param_weight, int64 n, double momentum, int32 nesterov) {
   const T rate = (T)lr[0], mu = (T)momentum;
-  GPUNET_LOOP(i, n) {
-    const T parameter = new_w == nullptr ? (T)0 : w[i];
+  const Decayed<T> decayed(gradient_weight, param_weight);
+  constexpr int N = pack_size<T, T>();
+  const bool updates = new_w != nullptr;
+  const bool packed = aligned<N>(g) && aligned<N>(m) && aligned<N>(step) && aligned<N>(new_m) &&
+                      (!updates || (aligned<N>(w) && aligned<N>(new_w)));
+  const int64 packs = packed ? n / N : 0;
+  GPUNET_LOOP(p, packs) {
+    const Pack<T, N> gradient = load_pack<N>(g, p);
+    Pack<T, N> moment = load_pack<N>(m, p), parameter = {}, change;
+    if (updates) parameter = load_pack<N>(w, p);
+    for (int k = 0; k < N; ++k) {
+      change.v[k] = momentum_step(decayed(gradient.v[k], parameter.v[k]), &moment.v[k], rate, mu, nesterov);
+      parameter.v[k] -= change.v[k];
+    }
+    store_pack<N>(new_m, p, moment);
+    store_pack<N>(step, p, change);
+    if (updates) store_pack<N>(new_w, p, parameter);
+  }
+  GPUNET_LOOP(j, n - packs * N) {
+    const int64 i = packs * N + j;
+    const T parameter = updates ? w[i] : (T)0;
     T moment = m[i];
-    const T change = momentum_step(g[i], &moment, rate, mu, nesterov);
+    const T change = momentum_step(decayed(g[i], parameter), &moment, rate, mu, nesterov);
     new_m[i] = moment;
     step[i] = change;
-    if (new_w != nullptr) new_w[i] = parameter - change;
+    if (updates) new_w[i] = parameter - change;
   }
 }
 
@@ -60,15 +92,36 @@ __device__ inline void rmsprop(const T* g, const T* squares, const T* m, const L
 
 template <typename T, typename L>
 __device__ inline void adam(const T* w, const T* m, const T* v, const T* g, const L* lr, const int64* iteration, T* new_w,
-                            T* new_m, T* new_v, T* effective, int64 n, double beta1, double beta2, double epsilon) {
+                            T* new_m, T* new_v, T* effective, const T* gradient_weight, const T* param_weight, int64 n,
+                            double beta1, double beta2, double epsilon) {
   __shared__ double correction[1];
   if (threadIdx.x == 0) correction[0] = adam_correction(beta1, beta2, iteration[0]);
   __syncthreads();
   const T factor = (T)correction[0], rate = (T)((double)lr[0] * correction[0]);
-  GPUNET_LOOP(i, n) {
+  const Decayed<T> decayed(gradient_weight, param_weight);
+  constexpr int N = pack_size<T, T>();
+  const bool packed = aligned<N>(g) && aligned<N>(w) && aligned<N>(m) && aligned<N>(v) && aligned<N>(new_w) &&
+                      aligned<N>(new_m) && aligned<N>(new_v) && (effective == nullptr || aligned<N>(effective));
+  const int64 packs = packed ? n / N : 0;
+  GPUNET_LOOP(p, packs) {
+    const Pack<T, N> gradient = load_pack<N>(g, p);
+    Pack<T, N> mean = load_pack<N>(m, p), square = load_pack<N>(v, p), parameter = load_pack<N>(w, p), step;
+    for (int k = 0; k < N; ++k) {
+      adam_moments(decayed(gradient.v[k], parameter.v[k]), &mean.v[k], &square.v[k], beta1, beta2);
+      step.v[k] = mean.v[k] / (sqrt(square.v[k]) + (T)epsilon);
+      parameter.v[k] = parameter.v[k] + step.v[k] * rate;
+      step.v[k] *= factor;
+    }
+    store_pack<N>(new_m, p, mean);
+    store_pack<N>(new_v, p, square);
+    if (effective != nullptr) store_pack<N>(effective, p, step);
+    store_pack<N>(new_w, p, parameter);
+  }
+  GPUNET_LOOP(j, n - packs * N) {
+    const int64 i = packs * N + j;
     T mean = m[i], square = v[i];
     const T parameter = w[i];
-    adam_moments(g[i], &mean, &square, beta1, beta2);
+    adam_moments(decayed(g[i], parameter), &mean, &square, beta1, beta2);
     const T step = mean / (sqrt(square) + (T)epsilon);
     new_m[i] = mean;
     new_v[i] = square;
@@ -258,9 +311,10 @@ __device__ inline void yellowfin_tune(const T* lr, const T* mu, const T* window,
 
 #define UPDATES(S, T, LS, L)                                                                                           \
   extern "C" __global__ void momentum_sgd_fwd_##S##_##LS(const T* g, const T* m, const L* lr, const T* w, T* step,    \
-                                                         T* new_m, T* new_w, int64 n, double momentum,                \
+                                                         T* new_m, T* new_w, const T* gradient_weight,                \
+                                                         const T* param_weight, int64 n, double momentum,             \
                                                          int32 nesterov) {                                            \
-    momentum_sgd(g, m, lr, w, step, new_m, new_w, n, momentum, nesterov);                                             \
+    momentum_sgd(g, m, lr, w, step, new_m, new_w, gradient_weight, param_weight, n, momentum, nesterov);              \
   }                                                                                                                   \
   extern "C" __global__ void adagrad_fwd_##S##_##LS(const T* w, const T* h, const T* g, const L* lr, T* new_w,        \
                                                     T* new_h, T* rates, T* updates, int64 n, double epsilon,          \
@@ -279,8 +333,10 @@ __device__ inline void yellowfin_tune(const T* lr, const T* mu, const T* window,
   }                                                                                                                   \
   extern "C" __global__ void adam_fwd_##S##_##LS(const T* w, const T* m, const T* v, const T* g, const L* lr,         \
                                                  const int64* iteration, T* new_w, T* new_m, T* new_v, T* effective,  \
-                                                 int64 n, double beta1, double beta2, double epsilon) {               \
-    adam(w, m, v, g, lr, iteration, new_w, new_m, new_v, effective, n, beta1, beta2, epsilon);                        \
+                                                 const T* gradient_weight, const T* param_weight, int64 n,            \
+                                                 double beta1, double beta2, double epsilon) {                        \
+    adam(w, m, v, g, lr, iteration, new_w, new_m, new_v, effective, gradient_weight, param_weight, n, beta1, beta2,   \
+         epsilon);                                                                                                    \
   }                                                                                                                   \
   extern "C" __global__ void ftrl_fwd_##S##_##LS(const T* w, const T* nz, const T* g, const L* rate, T* new_w,        \
                                                  T* new_nz, int64 n, double alpha, double beta, double lambda1,       \

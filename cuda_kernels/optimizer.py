@@ -29,8 +29,8 @@ def _declare(name: str, parameters: str) -> Kernel:
 
 _MOMENTUM_SGD = _declare(
     "momentum_sgd_fwd",
-    "const T* g, const T* m, const L* lr, const T* w, T* step, T* new_m, T* new_w, int64 n, double momentum, "
-    "int32 nesterov",
+    "const T* g, const T* m, const L* lr, const T* w, T* step, T* new_m, T* new_w, "
+    "const T* gradient_weight, const T* param_weight, int64 n, double momentum, int32 nesterov",
 )
 _ADAGRAD = _declare(
     "adagrad_fwd",
@@ -50,7 +50,8 @@ _RMSPROP = _declare(
 _ADAM = _declare(
     "adam_fwd",
     "const T* w, const T* m, const T* v, const T* g, const L* lr, const int64* iteration, T* new_w, "
-    "T* new_m, T* new_v, T* effective, int64 n, double beta1, double beta2, double epsilon",
+    "T* new_m, T* new_v, T* effective, const T* gradient_weight, const T* param_weight, int64 n, "
+    "double beta1, double beta2, double epsilon",
 )
 _FTRL = _declare(
     "ftrl_fwd",
@@ -160,20 +161,28 @@ def _optional(buffers: Sequence[Buffer], index: int) -> Buffer | None:
     return buffers[index] if len(buffers) > index else None
 
 
-def _momentum(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
+def momentum_launch(
+    inputs: Buffers,
+    outputs: Buffers,
+    args: Arguments,
+    ctx: KernelContext,
+    weights: Sequence[Buffer | None] = (None, None),
+) -> Launch:
+    """The update; ``weights`` of gradient and parameter make the gradient that it takes."""
     g, m, lr = inputs[:3]
     arguments = (
         *(g, m, lr, _optional(inputs, 3)),
-        *(outputs[0], outputs[1], _optional(outputs, 2)),
+        *(outputs[0], outputs[1], _optional(outputs, 2), *weights),
         *(g.size, args.momentum, int(args.nesterov)),
     )
-    return prepare(ctx, _MOMENTUM_SGD, (g.dtype, lr.dtype), arguments, elementwise(g.size))
+    grid = elementwise(g.size, per_thread=16 // g.dtype.itemsize)
+    return prepare(ctx, _MOMENTUM_SGD, (g.dtype, lr.dtype), arguments, grid)
 
 
 @kernel("MomentumSGD", "MomentumSGDUpdate", device="cuda", binds=True)
 def momentum_sgd(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """Moment and step, and with the update ``param' = param - step``."""
-    return _momentum(inputs, outputs, args, ctx)
+    return momentum_launch(inputs, outputs, args, ctx)
 
 
 @kernel("Adagrad", device="cuda", binds=True)
@@ -206,9 +215,20 @@ def rmsprop(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelConte
 @kernel("Adam", device="cuda", binds=True)
 def adam(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """Moments, then ``w' = w + lr c m' / (sqrt(v') + eps)``."""
+    return adam_launch(inputs, outputs, args, ctx)
+
+
+def adam_launch(
+    inputs: Buffers,
+    outputs: Buffers,
+    args: Arguments,
+    ctx: KernelContext,
+    weights: Sequence[Buffer | None] = (None, None),
+) -> Launch:
+    """The update; ``weights`` of gradient and parameter make the gradient that it takes."""
     w, lr = inputs[0], inputs[4]
     constants = (args.beta1, args.beta2, args.epsilon)
-    arguments = (*inputs, *outputs[:3], _optional(outputs, 3), w.size, *constants)
+    arguments = (*inputs, *outputs[:3], _optional(outputs, 3), *weights, w.size, *constants)
     # Each block works out the correction in double precision first: fewer blocks.
     grid = elementwise(w.size, per_thread=4)
     return prepare(ctx, _ADAM, (w.dtype, lr.dtype), arguments, grid)

@@ -14,6 +14,7 @@ from gpunet.operators import folding as folding
 from gpunet.operators import function as function
 from gpunet.operators import fused as fused
 from gpunet.operators import fused_convolution as fused_convolution
+from gpunet.operators import fused_update as fused_update
 from gpunet.operators import gradient_compression as gradient_compression
 from gpunet.operators import indexing as indexing
 from gpunet.operators import joining as joining

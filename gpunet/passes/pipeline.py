@@ -19,6 +19,7 @@ from gpunet.passes.layout import choose_layouts
 from gpunet.passes.placement import insert_copies, place
 from gpunet.passes.recomputation import recompute
 from gpunet.passes.sharing import share_in_place
+from gpunet.passes.updates import fuse_updates
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ PASSES: Final[list[Pass]] = [
     Pass("copies", lambda graph, context: insert_copies(graph), optional=False),
     Pass("epilogues", lambda graph, context: fuse_epilogues(graph, context.kept)),
     Pass("layout", lambda graph, context: choose_layouts(graph, context.kept)),
+    Pass("updates", lambda graph, context: fuse_updates(graph, context.kept)),
     Pass("fusion", lambda graph, context: fuse(graph, context.kept)),
     Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]
