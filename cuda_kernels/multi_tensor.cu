@@ -75,6 +75,24 @@ __device__ inline void check_chunks(const Chunks& table, int64 chunks, int32* fo
   }
 }
 
+// Divides by the scale of the loss; what is not finite clears the flag.
+template <typename T>
+__device__ inline void unscale_chunks(const Chunks& table, int64 chunks, const float* scale, int32* finite) {
+  typedef typename Accumulate<T>::type A;
+  const A divisor = (A)scale[0];
+  GPUNET_CHUNK_LOOP(c) {
+    T* x = table.data<T>(c);
+    bool good = true;
+    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
+      const A value = load(x, i) / divisor;
+      good = good && value - value == 0;
+      store(x, i, value);
+    }
+    // All threads that write at all write the same.
+    if (!good) finite[0] = 0;
+  }
+}
+
 template <typename T, typename A>
 __device__ inline void put(T* y, int64 i, A value) {
   store(y, i, (typename Accumulate<T>::type)value);
@@ -131,6 +149,9 @@ extern "C" __global__ void multi_sum_f64(const double* partial, const int64* fir
   }                                                                                                                 \
   extern "C" __global__ void multi_scale_##S(GPUNET_CHUNK_PARAMETERS, const float* factor) {                        \
     scale_chunks<T>(GPUNET_CHUNKS, chunks, factor);                                                                 \
+  }                                                                                                                 \
+  extern "C" __global__ void multi_unscale_##S(GPUNET_CHUNK_PARAMETERS, const float* scale, int32* finite) {        \
+    unscale_chunks<T>(GPUNET_CHUNKS, chunks, scale, finite);                                                        \
   }                                                                                                                 \
   extern "C" __global__ void multi_check_##S(GPUNET_CHUNK_PARAMETERS, int32* found) {                               \
     check_chunks<T>(GPUNET_CHUNKS, chunks, found);                                                                  \

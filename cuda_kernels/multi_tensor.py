@@ -32,6 +32,7 @@ _SUM = Kernel(
     R=("float32", "float64"),
 )
 _SCALE = Kernel("multi_tensor", "multi_scale", f"{_CHUNKS}, const float* factor", T=FLOATS)
+_UNSCALE = Kernel("multi_tensor", "multi_unscale", f"{_CHUNKS}, const float* scale, int32* finite", T=FLOATS)
 _CHECK = Kernel("multi_tensor", "multi_check", f"{_CHUNKS}, int32* found", T=FLOATS)
 _PACK = Kernel(
     "multi_tensor",
@@ -156,6 +157,16 @@ class TensorList:
         """Multiplies all tensors in place by ``factor``, one float32 in device memory."""
         _want_size(factor, 1)
         return self._launch(ctx, _SCALE, factor)
+
+    def unscale(self, ctx: KernelContext, scale: Buffer, finite: Buffer) -> Launch:
+        """Divides all tensors in place by ``scale``, one float32 in device memory.
+
+        ``finite`` (one int32) becomes 0 if any element is infinite or no number then, and stays as it is
+        otherwise.
+        """
+        _want_size(scale, 1)
+        _want_size(finite, 1)
+        return self._launch(ctx, _UNSCALE, scale, finite)
 
     def find_overflow(self, ctx: KernelContext, found: Buffer) -> Launch:
         """Sets ``found`` (one int32) to 1 if any element is infinite or no number, else to 0."""
