@@ -23,6 +23,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gpunet.distributed.data_parallel import LARGEST, SHARES
+
 _MIB: Final = 1 << 20
 _HALF: Final = 0.5
 
@@ -60,7 +62,7 @@ class Work:
     gradients: int
     forward: float
     backward: float
-    bucket_bytes: int = 25 * _MIB
+    bucket_bytes: int | None = None
     first_bucket_bytes: int = _MIB
     overlap: bool = True
     stale: bool = False
@@ -88,8 +90,9 @@ def all_reduce(gpus: int, size: float, cluster: Cluster) -> float:
 def buckets(work: Work) -> list[int]:
     """Bytes of the gradients of each bucket, as float32."""
     left, sizes = 4 * work.gradients, []
+    chosen = min(LARGEST, -(-left // SHARES)) if work.bucket_bytes is None else work.bucket_bytes
     while left > 0:
-        sizes.append(min(left, work.bucket_bytes if sizes else work.first_bucket_bytes))
+        sizes.append(min(left, chosen if sizes else min(chosen, work.first_bucket_bytes)))
         left -= sizes[-1]
     return sizes
 

@@ -24,6 +24,58 @@ from tests.mpi_jobs import ROOT
 ALONE = distributed.SingleCommunicator()
 
 
+class FakeMpi:
+    """The module of mpi4py as :func:`gpunet.distributed.mpi.cuda_aware` uses it."""
+
+    Exception = RuntimeError
+    __file__ = "MPI.so"
+
+    def __init__(self, kinds: str | None, *, fails: bool = False) -> None:
+        self.kinds, self.fails = kinds, fails
+        self.COMM_WORLD = self
+
+    def Get_info(self) -> FakeMpi:  # noqa: N802
+        if self.fails:
+            raise RuntimeError("no such function")
+        return self
+
+    def Get(self, key: str) -> str | None:  # noqa: N802
+        return self.kinds if key == "mpi_memory_alloc_kinds" else None
+
+
+@pytest.mark.parametrize(
+    ("told", "kinds", "fails", "function", "want"),
+    [
+        ("", "system,mpi,cuda:device", False, None, True),
+        ("", "system,mpi", False, None, False),
+        # Before MPI 4.1: the function of MPICH and Open MPI, if there is one.
+        ("", None, False, 1, True),
+        ("", None, True, 1, True),
+        ("", None, False, 0, False),
+        ("0", "system,cuda", False, 1, False),
+        ("1", None, True, None, True),
+    ],
+)
+def test_whether_mpi_takes_pointers_of_cuda(
+    told: str,
+    kinds: str | None,
+    function: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fails: bool,
+    want: bool,
+) -> None:
+    class Library:
+        def __init__(self, path: str) -> None:
+            assert path == "MPI.so"
+            if function is not None:
+                self.MPIX_Query_cuda_support = type("Query", (), {"__call__": lambda _: function})()
+
+    monkeypatch.setattr("ctypes.CDLL", Library)
+    monkeypatch.setenv("GPUNET_CUDA_AWARE_MPI", told)
+    assert mpi.cuda_aware(FakeMpi(kinds, fails=fails)) is want
+
+
 @pytest.mark.parametrize("op", communicator.OPS)
 def test_every_operation_of_one_rank(op: str) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
