@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -29,6 +30,7 @@ def write(path: Path, data: bytes) -> None:
 
     A cache that cannot be written is no error: the work is done again next time.
     """
+    name = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -36,4 +38,6 @@ def write(path: Path, data: bytes) -> None:
             file.write(data)
         Path(name).replace(path)
     except OSError:
-        return
+        if name is not None:  # of a full disk, say
+            with contextlib.suppress(OSError):
+                Path(name).unlink(missing_ok=True)

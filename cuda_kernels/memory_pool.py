@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -104,7 +104,7 @@ class Pool:
                 self._empty()
                 pointer = self._make(size)
             if pointer is None:
-                raise DeviceError(self._exhausted(nbytes))
+                raise DeviceError(exhausted(self._device, nbytes, *self._info(), self._live))
             streams = {stream}
             release = partial(self._returned.append, _Block(pointer, size, streams))
             memory = PooledMemory(pointer, nbytes, streams, release)
@@ -121,8 +121,7 @@ class Pool:
 
     def largest(self, count: int = LISTED) -> list[tuple[str, int]]:
         """(name, bytes) of the largest live blocks; blobs that were made in a block name it."""
-        found = sorted(self._live, key=lambda memory: -memory.nbytes)
-        return [(memory.name or "unnamed", memory.nbytes) for memory in found[:count]]
+        return _largest(self._live, count)
 
     def _collect(self) -> None:
         """Takes in the blocks that came back."""
@@ -157,13 +156,19 @@ class Pool:
                 self._unmake(block.pointer)
         return given_back
 
-    def _exhausted(self, nbytes: int) -> str:
-        free, total = self._info()
-        blocks = ", ".join(f"{name!r} {_mebibytes(size)}" for name, size in self.largest())
-        return (
-            f"out of memory on {self._device}: wanted {_mebibytes(nbytes)}, {_mebibytes(free)} of "
-            f"{_mebibytes(total)} are free; the largest of {len(self._live)} live blocks: {blocks or 'none'}"
-        )
+
+def _largest(live: Iterable[Memory], count: int) -> list[tuple[str, int]]:
+    found = sorted(live, key=lambda memory: -memory.nbytes)
+    return [(memory.name or "unnamed", memory.nbytes) for memory in found[:count]]
+
+
+def exhausted(device: Device, nbytes: int, free: int, total: int, live: Collection[Memory]) -> str:
+    """What to say where ``nbytes`` of ``total`` bytes are wanted and ``free`` are there."""
+    blocks = ", ".join(f"{name!r} {_mebibytes(size)}" for name, size in _largest(live, LISTED))
+    return (
+        f"out of memory on {device}: wanted {_mebibytes(nbytes)}, {_mebibytes(free)} of {_mebibytes(total)} "
+        f"are free; the largest of {len(live)} live blocks: {blocks or 'none'}"
+    )
 
 
 def _mebibytes(nbytes: int) -> str:

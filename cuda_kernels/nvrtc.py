@@ -8,6 +8,7 @@ takes. Cubins are kept on disk under a name made of the source, the options and 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import json
 import re
@@ -155,7 +156,8 @@ def compile_text(name: str, text: str, arch: int, options: tuple[str, ...] = ())
     finally:
         nvrtc.destroyProgram(program)
     numbers = {name: asdict(u) for name, u in result.usage.items()}
-    head = json.dumps({"bytes": len(result.code), "log": log, "usage": numbers}).encode()
+    digest = hashlib.sha256(result.code).hexdigest()
+    head = json.dumps({"sha256": digest, "log": log, "usage": numbers}).encode()
     cache.write(path, struct.pack("<I", len(head)) + head + result.code)
     return result
 
@@ -167,7 +169,7 @@ def _read(path: Path) -> Cubin | None:
         (size,) = struct.unpack_from("<I", data)
         head = json.loads(data[4 : 4 + size])
         code = data[4 + size :]
-        if len(code) != head["bytes"]:
+        if hashlib.sha256(code).hexdigest() != head["sha256"]:
             return None
         return Cubin(code, head["log"], {name: Usage(**u) for name, u in head["usage"].items()})
     except (OSError, ValueError, KeyError, TypeError, struct.error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from gpunet import backends
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors, signature
+from gpunet.cuda_kernels.memory_pool import exhausted
 from gpunet.cuda_kernels.sim import library, report, toolchain
 from gpunet.cuda_kernels.sim.streams import (
     Executor,
@@ -99,6 +101,12 @@ class SimFunction(backends.Function):
         return reads, writes
 
 
+class SimMemory(backends.Memory):
+    """A block of the simulated device."""
+
+    __slots__ = ("__weakref__",)
+
+
 class SimBackend(backends.Backend):
     """A simulated CUDA device.
 
@@ -148,6 +156,7 @@ class SimBackend(backends.Backend):
         self._launches = 0
         self._memory = memory
         self._used = 0
+        self._live: weakref.WeakSet[SimMemory] = weakref.WeakSet()
 
     @property
     def stream(self) -> backends.Stream:
@@ -214,10 +223,8 @@ class SimBackend(backends.Backend):
             # Queued work keeps its buffers.
             self.executor.run_until(lambda: not self.executor.busy, raises=False)
         if self._memory is not None and self._used + nbytes > self._memory:
-            raise DeviceError(
-                f"out of memory on {self.device}: {nbytes} bytes wanted, "
-                f"{self._memory - self._used} of {self._memory} are free"
-            )
+            free = self._memory - self._used
+            raise DeviceError(exhausted(self.device, nbytes, free, self._memory, self._live))
         pointer = self.runtime.allocate(nbytes)
         if not pointer:
             raise DeviceError(f"out of memory on {self.device}: the host has no {nbytes} bytes more")
@@ -231,7 +238,9 @@ class SimBackend(backends.Backend):
                 self._used -= nbytes
                 self.executor.released.append((next(self.executor.sequence), left.pop()))
 
-        return backends.Memory(pointer, nbytes, release)
+        memory = SimMemory(pointer, nbytes, release)
+        self._live.add(memory)
+        return memory
 
     def memory_info(self) -> tuple[int, int]:
         """(bytes free, bytes in all); zeros without a limit."""

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from gpunet.backends import Event, Memory, Stream
+from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.memory_pool import Pool, rounded
+from gpunet.cuda_kernels.sim import toolchain
+from gpunet.cuda_kernels.sim_backend import SimBackend
 from gpunet.cuda_kernels.staging import Staging
 from gpunet.devices import Device
 from gpunet.errors import DeviceError
+from gpunet.specs import TensorSpec
 
 
 class FakeEvent(Event):
@@ -186,6 +190,40 @@ def test_blocks_may_come_back_in_the_middle_of_an_allocation(streams: Streams) -
     third = pool.allocate(1 << 20, streams[0])
     assert sorted(source.blocks.values()) == [1 << 20, 2 << 20]
     assert {second.pointer, third.pointer} == set(source.blocks)
+
+
+def copied(seed: int, noted: bool) -> bool:
+    """Whether a stream of the simulated device copies what it should from a block that is freed before."""
+    sim = SimBackend(Device("sim", 8), seed=seed)
+    pool = Pool(sim.device, lambda n: sim.runtime.allocate(n) or None, lambda p: None)
+    a, b, spec = sim.stream, sim.new_stream(), TensorSpec((128,), np.dtype("float32"))
+
+    def view(memory: Memory) -> Buffer:
+        # Queued work of the simulated device keeps its blocks: a GPU's does not.
+        return Buffer(sim, Memory(memory.pointer, memory.nbytes, lambda: None), spec.shape, spec.dtype)
+
+    out, block = Buffer.empty(sim, spec), pool.allocate(spec.nbytes, a)
+    sim.copy_in(view(block), np.full(128, 7, np.float32), a)
+    b.wait(a.record())
+    sim.copy(out, view(block), b)
+    if noted:
+        block.used_on(b)
+    del block
+    other = pool.allocate(spec.nbytes, a)
+    sim.fill(view(other), 1, a)
+    return bool((out_of(sim, out, b) == 7).all())
+
+
+def out_of(sim: SimBackend, buffer: Buffer, stream: Stream) -> np.ndarray:
+    array = np.empty(buffer.shape, buffer.dtype)
+    sim.copy_out(array, buffer, stream)
+    return array
+
+
+@pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+def test_a_stream_of_the_simulated_device_reads_a_freed_block() -> None:
+    assert all(copied(seed, noted=True) for seed in range(16))
+    assert not all(copied(seed, noted=False) for seed in range(16)), "the order of streams shows it"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc.compile_text("f.cu", text, 80, ("--fmad=true",))
     assert len(list((tmp_path / "cubin").iterdir())) == 3
     whole = file.read_bytes()
-    for damaged in (whole[:100], whole[:-1], b""):
+    for damaged in (whole[:100], whole[:-1], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         file.write_bytes(damaged)
         assert nvrtc.compile_text("f.cu", text, 80).code == first.code, "a damaged file is compiled again"
         assert len(file.read_bytes()) >= len(whole) - 5, "up to the digits of a compile time in the log"
