@@ -21,6 +21,7 @@ from gpunet import gradient_check
 from gpunet.backends import Backend
 from gpunet.cuda_kernels import cudnn, nvrtc, signature
 from gpunet.definitions import make_operator
+from gpunet.dtypes import BFLOAT16
 from gpunet.errors import DeviceError, GpunetError, GradientError
 from gpunet.mixed_precision import SKIPPED, add_scaled_gradients, to_half
 from gpunet.optimizers import SGD
@@ -31,6 +32,12 @@ from .gpu_records import Place, Record
 from .training import CASES, CLASSES, DECAY, MOMENTUM, RATE, Case, batch
 
 ENGINES = ("simple", "async_scheduling", "graph")
+#: The types to train in.
+PRECISIONS = ("float32", "float16", *(() if BFLOAT16 is None else ("bfloat16",)))
+#: How far losses may be apart, relatively: one sum in another order can round an activation the other way.
+HALF_LIMITS = {"float16": 2e-2, "bfloat16": 1e-1}
+#: Of so many rows of the operator tables one is looked at in bfloat16 too.
+NARROW = 4
 #: Algorithms of cuDNN (Winograd, FFT) round more than a plain sum.
 LIBRARY_TOLERANCE = 1e-4
 
@@ -120,6 +127,17 @@ def cases() -> list[Any]:
     return found
 
 
+def in_bfloat16(rows: list[Any], device: str) -> list[Any]:
+    """Rows in bfloat16, of operators that run in it on the device."""
+    found = []
+    for case in rows if BFLOAT16 is not None else []:
+        for narrow in case.in_type(BFLOAT16):
+            with contextlib.suppress(GpunetError):  # types that do not go together
+                if gradient_check.runs_on(narrow.definition(), narrow.inputs, device) is None:
+                    found.append(narrow)
+    return found
+
+
 def operators(place: Place) -> Iterator[Record]:
     """Each row of the tables, and the operators of its gradient, against the CPU."""
     rows = cases()
@@ -127,7 +145,9 @@ def operators(place: Place) -> Iterator[Record]:
         yield Record("operator tables", detail="not there: this is no checkout, tests/operators is missing")
         return
     # What cuDNN must plan takes longest: it comes last, and the first plan will do.
-    rows = sorted(rows[:: 37 if place.quick else 1], key=lambda case: "Conv" in case.type)
+    rows = rows[:: 37 if place.quick else 1]
+    rows += in_bfloat16(rows[::NARROW], place.device)
+    rows.sort(key=lambda case: "Conv" in case.type)
     os.environ.setdefault("GPUNET_CUDNN_TUNE", "1")
     for index, case in enumerate(rows):
         if index < place.skip:
@@ -201,11 +221,12 @@ def random_bits(place: Place) -> Iterator[Record]:
             yield Record(title, bool(good), detail=words)
 
 
-def model(case: Case, half: bool) -> gpunet.Model:
-    """A model of the zoo with gradients and updates; ``half`` trains in float16."""
+def model(case: Case, precision: str) -> gpunet.Model:
+    """A model of the zoo with gradients and updates, to be trained in one of the types :data:`PRECISIONS`."""
     made = build(case.model, (case.channels, case.side, case.side), CLASSES)
-    if half:
-        to_half(made)
+    if precision != "float32":
+        to_half(made, precision)
+    if precision == "float16":
         add_scaled_gradients(made, "loss")
     else:
         made.add_gradients("loss")
@@ -213,9 +234,9 @@ def model(case: Case, half: bool) -> gpunet.Model:
     return made
 
 
-def losses(case: Case, device: str, steps: int, *, half: bool = False, **options: Any) -> list[float]:
+def losses(case: Case, device: str, steps: int, precision: str = "float32", **options: Any) -> list[float]:
     """The losses of the first steps."""
-    made = model(case, half)
+    made = model(case, precision)
     workspace = gpunet.Workspace(device, seed=1)
     workspace.run_once(made.init_net)
     gradient_check.feed(workspace, ["data", "label"], batch(case))
@@ -224,26 +245,27 @@ def losses(case: Case, device: str, steps: int, *, half: bool = False, **options
     for _ in range(steps):
         workspace.run(net)
         found.append(float(workspace.fetch("loss")))
-    if half and int(workspace.fetch(SKIPPED)[0]):
+    if precision == "float16" and int(workspace.fetch(SKIPPED)[0]):
         raise DeviceError(f"{int(workspace.fetch(SKIPPED)[0])} steps overflowed in float16")
     return found
 
 
 def training(place: Place) -> Iterator[Record]:
-    """LeNet and ResNet-20 have the CPU's losses, with every engine, in float32 and float16."""
+    """LeNet and ResNet-20 have the CPU's losses, in each of the types; in float32 with every engine."""
     steps = 2 if place.small else 8
     for case in CASES:
         case = case._replace(batch=4, side=min(case.side, 16)) if place.small else case
-        for half in (False, True):
-            want = losses(case, "cpu", steps, half=half)
-            limit = (1e-5 if place.simulated else 1e-3) if not half else 2e-2
-            for engine in ENGINES if not half else ("simple",):
+        for precision in PRECISIONS:
+            single = precision == "float32"
+            want = losses(case, "cpu", steps, precision)
+            limit = HALF_LIMITS.get(precision, 1e-5 if place.simulated else 1e-3)
+            for engine in ENGINES if single else ("simple",):
                 if place.late:
                     yield Record("further nets", detail="not reached in time")
                     return
-                title = f"{case.title}, {'float16' if half else 'float32'}, {engine}"
+                title = f"{case.title}, {precision}, {engine}"
                 try:
-                    got = losses(case, place.device, steps, half=half, engine=engine)
+                    got = losses(case, place.device, steps, precision, engine=engine)
                 except GpunetError as error:
                     yield Record(title, False, detail=str(error))
                     continue
@@ -261,7 +283,7 @@ def graphs(place: Place) -> Iterator[Record]:
     case = CASES[0]._replace(batch=4, side=16) if place.small else CASES[0]
     results = {}
     for engine in ("simple", "graph"):
-        made = model(case, half=False)
+        made = model(case, "float32")
         workspace = gpunet.Workspace(place.device, seed=1)
         workspace.run_once(made.init_net)
         gradient_check.feed(workspace, ["data", "label"], batch(case))

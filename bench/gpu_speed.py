@@ -13,6 +13,7 @@ import gpunet
 from gpunet import gradient_check
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import gemm
+from gpunet.cuda_kernels.signature import FLOATS
 from gpunet.definitions import make_operator
 from gpunet.errors import GpunetError
 from gpunet.kernels import KernelContext
@@ -21,7 +22,7 @@ from gpunet.specs import TensorSpec, spec
 
 from . import overhead
 from .convolution import Shape, shapes
-from .gpu_correctness import ENGINES, model
+from .gpu_correctness import ENGINES, PRECISIONS, model
 from .gpu_records import Place, Record
 from .training import CASES, batch
 
@@ -65,18 +66,18 @@ def _tiny_net(device: str, engine: str) -> Callable[[], None]:
 
 
 def steps(place: Place) -> Iterator[Record]:
-    """Training steps of LeNet and ResNet-20, engine by engine, in float32 and float16."""
+    """Training steps of LeNet and ResNet-20 by engine, in float32 and float16; in bfloat16 replayed."""
     for case in CASES[: 1 if place.simulated else None]:
         for size in (4,) if place.small else (case.batch, 4 * case.batch):
             sized = case._replace(batch=size, side=16) if place.small else case._replace(batch=size)
-            for half in (False, True):
-                for engine in ENGINES:
+            for precision in PRECISIONS:
+                for engine in ENGINES if precision != "bfloat16" else ("graph",):
                     if place.late:
                         yield Record("further steps", detail="not reached in time")
                         return
-                    title = f"{sized.title}, {'float16' if half else 'float32'}, {engine}"
+                    title = f"{sized.title}, {precision}, {engine}"
                     try:
-                        made = model(sized, half)
+                        made = model(sized, precision)
                         workspace = gpunet.Workspace(place.device, seed=1)
                         workspace.run_once(made.init_net)
                         gradient_check.feed(workspace, ["data", "label"], batch(sized))
@@ -95,10 +96,14 @@ def _convolutions(place: Place) -> list[Shape]:
 
 
 def convolutions(place: Place) -> Iterator[Record]:
-    """Convolutions of the models, forward and backward: the default engine and DIRECT."""
+    """Convolutions of the models, forward and backward: the default engine and DIRECT; some in bfloat16."""
     rng = np.random.default_rng(0)
-    ratios = []
-    for shape in _convolutions(place):
+    ratios: dict[str, list[float]] = {}
+    wanted = _convolutions(place)
+    rows = [("float32", shape) for shape in wanted]
+    if "bfloat16" in FLOATS:
+        rows += [("bfloat16", shape) for shape in wanted[::3]]
+    for dtype, shape in rows:
         args = {"kernel": shape.kernel, "stride": shape.stride, "pad": shape.pad}
         x = rng.standard_normal((shape.batch, shape.channels, shape.size, shape.size), dtype=np.float32)
         w = rng.standard_normal((shape.filters, shape.channels, shape.kernel, shape.kernel), dtype=np.float32)
@@ -114,10 +119,11 @@ def convolutions(place: Place) -> Iterator[Record]:
                 if place.late:
                     yield Record("further shapes", detail="not reached in time")
                     return
-                title = f"{shape.name}, {type}, {engine or 'default'}"
+                words = "" if dtype == "float32" else f" {dtype}"
+                title = f"{shape.name}{words}, {type}, {engine or 'default'}"
                 definition = make_operator(type, names.split(), made.split(), engine=engine, **args)
                 try:
-                    bound = place.bind(definition, inputs)
+                    bound = place.bind(definition, [array.astype(dtype) for array in inputs])
                     seconds = place.seconds(bound.launch, 0.1)
                 except GpunetError as error:
                     yield Record(title, False, detail=str(error))
@@ -126,9 +132,10 @@ def convolutions(place: Place) -> Iterator[Record]:
                 speed = f"{bound.flops / seconds / 1e12:.3g} TFLOP/s" if bound.flops else ""
                 yield Record(title, value=1e6 * seconds, unit="µs", detail=speed)
             if len(times) == 2:
-                ratios.append(times[0] / times[1])
-    if ratios:
-        yield Record("default over DIRECT, geometric mean", value=statistics.geometric_mean(ratios), unit="×")
+                ratios.setdefault(dtype, []).append(times[0] / times[1])
+    for dtype, found in ratios.items():
+        title = f"default over DIRECT, {dtype}, geometric mean"
+        yield Record(title, value=statistics.geometric_mean(found), unit="×")
 
 
 def products(place: Place) -> Iterator[Record]:
@@ -145,7 +152,7 @@ def products(place: Place) -> Iterator[Record]:
     )
     rng = np.random.default_rng(0)
     for m, n, k in sizes:
-        for dtype, tf32 in (("float32", False), ("float32", True), ("float16", False), ("float64", False)):
+        for dtype, tf32 in (("float32", True), *((dtype, False) for dtype in FLOATS)):
             a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
             want = a[:256].astype(np.float64) @ b.astype(np.float64)
             for route in ("cublaslt", "kernel", "host"):
@@ -182,7 +189,7 @@ def _product(
         return Record(title, None if missing else False, detail=str(error))
     # Relative to what a sum of k products of normal numbers is: the square root of k.
     error = float(np.abs(found - want).max() / k**0.5)
-    limit = {"float16": 5e-3, "float64": 1e-13}.get(dtype, 5e-3 if tf32 else 1e-5)
+    limit = {"float16": 5e-3, "bfloat16": 4e-2, "float64": 1e-13}.get(dtype, 5e-3 if tf32 else 1e-5)
     speed = f"{2 * m * n * k / seconds / 1e12:.3g} TFLOP/s"
     return Record(title, error <= limit, 1e6 * seconds, "µs", f"{speed}, error {error:.1e}")
 

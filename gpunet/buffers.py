@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gpunet.errors import DeviceError, ShapeError
+from gpunet.dtypes import is_bfloat16
+from gpunet.errors import DataTypeError, DeviceError, ShapeError
 from gpunet.specs import Shape, TensorSpec
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ class Buffer:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.backend.simulated:
             raise AttributeError("memory of the simulated device is not CUDA memory")
+        if is_bfloat16(self.dtype):
+            raise DataTypeError(
+                f"buffer {self.name!r} is bfloat16, for which the interface has no typestr, wanted "
+                ".view(shape, 'uint16'): its bits"
+            )
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,

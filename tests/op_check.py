@@ -60,6 +60,25 @@ class OpCase:
         args = "_".join(f"{k}{v}".replace(" ", "") for k, v in self.args.items())
         return "-".join(filter(None, [self.type, self.id or f"{shapes}-{args}"[:60]]))
 
+    def in_type(self, dtype: np.dtype) -> list[OpCase]:
+        """The row in another type in place of float32: all inputs, and where the others are vectors the data
+        alone. An operator need not take the types together.
+        """
+        floats = [i for i, x in enumerate(self.inputs) if isinstance(x, np.ndarray) and x.dtype == np.float32]
+        # Probabilities that are rounded do not sum to 1.
+        if not floats or "label_prob" in self.args:
+            return []
+        name = f"{self.id or self.name().removeprefix(f'{self.type}-')}-{dtype}"
+        data, *others = (self.inputs[i] for i in floats)
+        mixed = others and data.ndim > 1 and all(x.ndim == 1 for x in others)
+        found = []
+        for chosen in (floats, floats[:1]) if mixed else (floats,):
+            with np.errstate(over="ignore"):
+                inputs = [x.astype(dtype) if i in chosen else x for i, x in enumerate(self.inputs)]
+            id = name if chosen == floats else f"{name}-data"
+            found.append(dataclasses.replace(self, inputs=inputs, id=id))
+        return found
+
     def definition(self, inplace: dict[int, int] | None = None) -> OperatorDef:
         """The definition, with output `o` named as input `i` for each `inplace` item (o, i)."""
         declared = schema.lookup(self.type)

@@ -5,7 +5,6 @@ Whole numbers, bools and random bits are equal; floats agree to the tolerances b
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -168,30 +167,12 @@ def gradient_types(case: OpCase) -> set[str]:
     return {step.type for step in steps if kernels.exists(Operator(step), "sim")}
 
 
-def in_type(case: OpCase, dtype: np.dtype) -> list[OpCase]:
-    """A row of float32 in another type: all inputs, and the data alone where the others are vectors; those of
-    both that are accepted.
-    """
-    floats = [i for i, x in enumerate(case.inputs) if isinstance(x, np.ndarray) and x.dtype == np.float32]
-    if "label_prob" in case.args:  # rounded, they do not sum to 1
-        return []
-    with_parameters = (
-        len(floats) > 1
-        and case.inputs[floats[0]].ndim > 1
-        and all(case.inputs[i].ndim == 1 for i in floats[1:])
-    )
-    found = []
-    for chosen in (floats, floats[:1]) if with_parameters else (floats,):
-        with np.errstate(over="ignore"):
-            inputs = [x.astype(dtype) if i in chosen else x for i, x in enumerate(case.inputs)]
-        name = f"{case.id or case.name().removeprefix(f'{case.type}-')}-{dtype}"
-        made = dataclasses.replace(case, inputs=inputs, id=name if chosen == floats else f"{name}-only-in0")
-        try:
-            if chosen and accepted(made.definition(), inputs):
-                found.append(made)
-        except GpunetError:  # the types do not go together
-            continue
-    return found
+def accepts(case: OpCase) -> bool:
+    """Whether the types of a row go together, and a CUDA kernel takes them."""
+    try:
+        return accepted(case.definition(), case.inputs)
+    except GpunetError:
+        return False
 
 
 FORWARD = [case for case in CASES if accepted(case.definition(), case.inputs)]
@@ -199,7 +180,7 @@ FORWARD = [case for case in CASES if accepted(case.definition(), case.inputs)]
 ROWS = 6
 NARROW: list[OpCase] = []
 for _group in [[c for c in FORWARD if c.type == type] for type in dict.fromkeys(c.type for c in FORWARD)]:
-    _found = [] if BFLOAT16 is None else [n for case in _group for n in in_type(case, BFLOAT16)]
+    _found = [] if BFLOAT16 is None else [n for c in _group for n in c.in_type(BFLOAT16) if accepts(n)]
     NARROW += _found[:: max(1, -(-len(_found) // ROWS))]
 FORWARD += NARROW
 CASES += NARROW
