@@ -178,7 +178,7 @@ def _output(
         return view(arenas[value.device], compiled.memory.offsets[storage], spec, value.name)
     found = values[source]
     if (found.shape, found.dtype) != (spec.shape, spec.dtype):
-        found = _reshaped(found, spec)
+        found = _part(found, node.offsets.get(index, 0), spec, value.name)
         if storage.blob:
             workspace.set_storage(storage.blob, found, spec, value.device)
     return found
@@ -190,10 +190,12 @@ def _own_memory(value: Value, spec: TensorSpec) -> Any:
     return Buffer.empty(backend(value.device), spec, value.name)
 
 
-def _reshaped(storage: Any, spec: TensorSpec) -> Any:
+def _part(storage: Any, offset: int, spec: TensorSpec, name: str) -> Any:
+    """A tensor in the memory of another one."""
     if isinstance(storage, Buffer):
-        return storage.view(spec.shape, spec.dtype)
-    return storage.reshape(-1).view(spec.dtype).reshape(spec.shape)
+        return view(storage, offset, spec, name)
+    flat = storage.reshape(-1).view(np.uint8)
+    return flat[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
 
 def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, Any]) -> list[Step]:

@@ -52,6 +52,8 @@ class Node:
     kernel: Kernel | None = None
     #: Outputs that a pass lets share the memory of an input: {output: input}.
     shares: dict[int, int] = field(default_factory=dict)
+    #: Where in that memory such an output begins, in bytes, if not at its start: {output: offset}.
+    offsets: dict[int, int] = field(default_factory=dict)
     #: Whether the outputs are the same in every run as long as the entries that it reads are: then it runs
     #: once.
     constant: bool = False

@@ -35,7 +35,9 @@ def nets(draw: st.DrawFn) -> NetDef:
     pick = lambda: draw(st.sampled_from(blobs))  # noqa: E731
     for number in range(draw(st.integers(1, 24))):
         kind = draw(
-            st.sampled_from(["Relu", "Tanh", "Sigmoid", "Add", "Mul", "Sum", "Scale", "inplace", "again"])
+            st.sampled_from(
+                ["Relu", "Tanh", "Sigmoid", "Add", "Mul", "Sum", "Scale", "inplace", "again", "cut", "flat"]
+            )
         )
         name = f"y{number}"
         if kind == "inplace":
@@ -45,6 +47,16 @@ def nets(draw: st.DrawFn) -> NetDef:
         if kind == "again":
             net.op.append(op("Add", f"{pick()} {pick()}", f"{name}"))
             net.op.append(op("Relu", name, name))
+        elif kind == "cut":
+            # Two parts, of which one is written in place, and joined again the other way round.
+            net.op.append(op("Split", pick(), f"{name}a {name}b", axis=0))
+            part = draw(st.sampled_from("ab"))
+            net.op.append(op("Tanh", f"{name}{part}", f"{name}{part}"))
+            net.op.append(op("Concat", f"{name}b {name}a", f"{name} {name}s", axis=0))
+        elif kind == "flat":
+            net.op.append(op("Reshape", pick(), f"{name}v {name}o", shape=[-1]))
+            net.op.append(op("Sigmoid", f"{name}v", f"{name}w"))
+            net.op.append(op("Reshape", f"{name}w", f"{name} {name}n", shape=[4, 32]))
         elif kind in ("Add", "Mul"):
             net.op.append(op(kind, f"{pick()} {pick()}", name))
         elif kind == "Sum":
@@ -63,7 +75,7 @@ def nets(draw: st.DrawFn) -> NetDef:
 def outcome(net: NetDef, **options) -> tuple[dict[str, np.ndarray], gpunet.Workspace]:
     ws = gpunet.Workspace("cpu")
     for i in range(3):
-        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 5)).astype(np.float32))
+        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 32)).astype(np.float32))
     ws.create(net, **options)
     ws.run(net.name, 2)
     names = [*net.external_output, "x0", "x1", "x2"]

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet import records
+from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef, OperatorDef
+from gpunet.records import check_races
 
 ALL = [p.name for p in PASSES if p.optional]
 
@@ -295,3 +298,62 @@ def test_frozen_batch_norm_is_computed_again_as_it_is():
         ]
         assert ("SpatialBN" in repeated) == (recompute is not None)
     np.testing.assert_array_equal(*results)
+
+
+SPLIT_NET = [
+    op("Tanh", "x", "a"),
+    op("Split", "a", "p q r", axis=0, split=[64, 1, 127]),
+    op("Relu", "p", "p2"),
+    op("Sqr", "r", "r2"),
+    op("Concat", "r2 q p2", "y s", axis=0),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("engine", [{"engine": "simple"}, {"engine": "async_scheduling", "workers": 3}])
+def test_parts_of_a_split_are_views_where_they_are_aligned(device, engine):
+    if device != "cpu" and toolchain.find() is None:
+        pytest.skip(toolchain.MISSING)
+    x = np.random.default_rng(0).normal(size=(192, 5)).astype(np.float32)
+    results = []
+    for without in ((), ("in_place",)):
+        ws = gpunet.Workspace(device)
+        ws.feed("x", x)
+        ws.create(NetDef(name="n", op=SPLIT_NET, external_input=["x"]), keep=["y"], without=without, **engine)
+        ws.run("n", 2)
+        results.append(ws.fetch("y"))
+        (segment,) = ws.program("n").segments()
+        assert not check_races(ws.program("n"))
+        (split,) = (n for n in segment.compiled.graph.nodes if n.op is not None and n.op.type == "Split")
+        shared = [o for o in range(3) if split.aliased(o) is not None]
+        # q begins at a multiple of 256 bytes, and r 20 bytes behind it.
+        assert shared == ([] if without else [0, 1])
+        if not without:
+            whole, parts = split.inputs[0], split.outputs
+            values = segment.binding.values
+            places = [records._access(values[v], "", write=False).start for v in (whole, *parts[:2])]
+            assert [place - places[0] for place in places] == [0, 0, 64 * 5 * 4]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("ops", "keep"),
+    [
+        # The whole is read afterwards, when a part has been written over.
+        ([op("Split", "a", "p q", axis=0), op("Relu", "p", "p"), op("Sum", "a a", "z")], ["p", "q", "z"]),
+        ([op("Split", "a", "p q", axis=0), op("Relu", "p", "p"), op("Concat", "p a", "z s", axis=0)], ["z"]),
+        # Parts that do not lie one behind the other.
+        ([op("Split", "a", "p q", axis=1), op("Concat", "q p", "z s", axis=1)], ["z"]),
+        # What is fed is not to be written over.
+        ([op("Split", "x", "p q", axis=0), op("Relu", "p", "p"), op("Concat", "q p", "z s", axis=0)], ["z"]),
+    ],
+)
+def test_parts_are_copied_where_a_view_would_be_wrong(ops, keep):
+    x = np.random.default_rng(1).normal(size=(128, 4)).astype(np.float32)
+    feed = {"x": x}
+    found, _ = ran([op("Tanh", "x", "a"), *ops], "in_place", keep=keep, feed=feed)
+    want, _ = ran([op("Tanh", "x", "a"), *ops], "dead_code", keep=keep, feed=feed)
+    for name in (*keep, "x"):
+        np.testing.assert_array_equal(found.fetch(name), want.fetch(name), err_msg=name)
+    split = next(n for n in found.program("n").segments()[0].compiled.graph.nodes if n.op.type == "Split")
+    assert not split.shares

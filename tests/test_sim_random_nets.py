@@ -36,7 +36,7 @@ def mixed_nets(draw: st.DrawFn) -> NetDef:
 def outcome(net: NetDef, device: str, **options) -> dict[str, np.ndarray]:
     ws = gpunet.Workspace(device)
     for i in range(3):
-        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 5)).astype(np.float32))
+        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 32)).astype(np.float32))
     ws.create(net, **options)
     # The graph engine captures in its second run and replays from then on.
     if device == "cpu":

@@ -4,14 +4,19 @@ views of one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpunet.graph import Graph, Node, Value
+from gpunet.memory_plan import ALIGNMENT
+from gpunet.operators.joining import join_axis
 from gpunet.specs import TensorSpec
 
 #: Operators whose output 0 holds the elements of input 0 in the same order.
 VIEWS = frozenset(["Reshape", "Flatten", "FlattenToVec", "Squeeze", "ExpandDims"])
+#: Operators whose outputs are the input's elements, cut along one dimension.
+SPLITS = frozenset(["Split", "DepthSplit"])
 
 
 @dataclass(eq=False)
@@ -27,11 +32,12 @@ def share_in_place(graph: Graph, kept: Callable[[str], bool]) -> Graph:
     time.
 
     Only values that are not kept share, of one size and type. Reshapes and their kind become views this way:
-    there is nothing to move.
+    there is nothing to move; so do the parts of a Split that lie one behind the other.
     """
     last = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs}
     places: dict[Value, _Place] = {}
     for index, node in enumerate(graph.nodes):
+        _view_parts(node, index, places, kept)
         for o, value in enumerate(node.outputs):
             source = node.aliased(o)
             if source is None and not node.constant:
@@ -46,6 +52,29 @@ def share_in_place(graph: Graph, kept: Callable[[str], bool]) -> Graph:
             place.visible |= kept(value.name)
             places[value] = place
     return graph
+
+
+def _view_parts(node: Node, index: int, places: dict[Value, _Place], kept: Callable[[str], bool]) -> None:
+    """Makes views of the outputs of a Split whose whole nobody needs any more.
+
+    They are parts of it in memory where all dimensions before the one that is cut have one element. A part
+    that does not begin where memory planning would put a tensor is copied: kernels may want that alignment.
+    """
+    op, whole = node.op, node.inputs[0] if node.inputs else None
+    if op is None or whole is None or op.type not in SPLITS or op.dynamic or node.constant:
+        return
+    place, spec = places.get(whole), whole.spec
+    if place is None or place.visible or place.last > index or not isinstance(spec, TensorSpec):
+        return
+    if math.prod(spec.shape[: join_axis(op, spec.rank)]) != 1 or spec.dtype.hasobject:
+        return
+    offset = 0
+    for o, part in enumerate(node.outputs):
+        size = part.spec.nbytes if isinstance(part.spec, TensorSpec) else 0
+        usable = node.aliased(o) is None and not kept(part.name) and part.device == whole.device
+        if usable and size and offset % ALIGNMENT == 0:
+            node.shares[o], node.offsets[o] = 0, offset
+        offset += size
 
 
 def _partner(
