@@ -34,6 +34,27 @@ def run(tmp_path_factory):
     return folder, invoke("train", "mlp", "--epochs", 2, "--out", folder).stdout
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lars"])
+def test_shared_optimizer_state_and_threads_change_no_number(tmp_path, optimizer):
+    common = ("train", "mlp", "--epochs", 1, "--batch-size", 200, "--optimizer", optimizer, "--clip-norm", 1)
+    invoke(*common, "--out", tmp_path / "plain", "--prefetch", 0)
+    invoke(*common, "--out", tmp_path / "shared", "--prefetch", 3, "--shard-optimizer")
+    plain, shared = (
+        np.loadtxt(tmp_path / name / "steps.csv", delimiter=",", skiprows=1, usecols=2)
+        for name in ("plain", "shared")
+    )
+    assert plain[-1] < plain[0]
+    np.testing.assert_allclose(shared, plain, atol=1e-5)
+    (part,) = (tmp_path / "shared" / "checkpoints").glob("*.part")
+    assert ".rank-0-of-1." in part.name
+    # What is shared fits a run that shares nothing.
+    invoke("train", "mlp", "--resume", "--epochs", 1, "--out", tmp_path / "shared")
+    refused = invoke(
+        *common, "--out", tmp_path / "x", "--shard-optimizer", "--compression", "float16", code=1
+    )
+    assert "compression float16 with shared optimizer state, wanted none" in refused.output
+
+
 def test_training_prints_and_writes_all(run):
     folder, shown = run
     assert "digits: 1,501 images of 1x8x8 to train on, 296 held out; device cpu" in shown
