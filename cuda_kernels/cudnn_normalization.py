@@ -1,7 +1,7 @@
 """Batch normalization in training with engine ``CUDNN``; the kernels of :mod:`.normalization` where it has
 no plan.
 
-cuDNN wants channels that are a multiple of 4 (float32) or 8 (float16) and float32 statistics.
+cuDNN wants channels that are a multiple of 4 (float32) or 8 (half types) and float32 statistics.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,3 +169,26 @@ def test_copies() -> None:
     found = buffer.numpy()
     assert found.dtype == bfloat16()
     np.testing.assert_array_equal(found, x)
+
+
+WITHOUT = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+import gpunet
+from gpunet.cuda_kernels import signature
+from gpunet.definitions import make_operator
+assert signature.FLOATS == ("float32", "float16", "float64")
+ws = gpunet.Workspace("sim:0", strict=True)
+ws.feed("x", np.array([-1, 2], np.float16))
+ws.run_operator(make_operator("Relu", ["x"], ["y"]))
+print(ws.fetch("y").tolist())
+ws.run_operator(make_operator("Cast", ["x"], ["z"], to="bfloat16"))
+"""
+
+
+@needs_compiler
+def test_without_ml_dtypes_kernels_are_made_for_the_other_types() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert done.stdout == "[0.0, 2.0]\n", done.stderr
+    assert "needs the package ml_dtypes" in done.stderr
