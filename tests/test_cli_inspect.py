@@ -104,6 +104,26 @@ def test_explain_shows_every_pass(file):
     assert "unplanned" in sections["memory_plan"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_explain_prints_sources(tmp_path, device):
+    if device != "cpu" and toolchain.find() is None:
+        pytest.skip(toolchain.MISSING)
+    ops = []
+    for name in "ab":
+        ops.append(make_operator("Tanh", ["x"], [f"{name}t"]))
+        ops.append(make_operator("Sqr", [f"{name}t"], [name]))
+    ops[2].type = "Sigmoid"
+    ops.append(make_operator("SumElements", ["b"], ["s"], average=1))
+    net = NetDef(name="n", op=ops, external_input=["x"], external_output=["a", "b", "s"])
+    save(tmp_path / "n.pbtxt", net)
+    given = [tmp_path / "n.pbtxt", "--input", "x=512x512", "--device", device]
+    shown = invoke("explain", *given, "--sources").stdout
+    assert shown.count('extern "C" __global__ void fused_') == 2
+    assert "// [FusedElementwise] op 1 'a = Sqr(Tanh(x))' in net 'n'" in shown
+    assert "no operators are fused" in invoke("explain", *given, "--without", "fusion", "--sources").stdout
+    assert "exclude each other" in invoke("explain", *given, "--sources", "--pass", "fusion", code=2).stderr
+
+
 def test_explain_without_a_pass(file):
     given = ["--input", "x=4x3", "--input", "i=4:int32", "--device", "cpu"]
     shown = invoke("explain", file, *given, "--without", "common_subexpressions").stdout

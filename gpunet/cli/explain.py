@@ -24,7 +24,8 @@ AFTER: Final = ("schedule", "memory_plan")
 @click.command(cls=Command)
 @net_options
 @click.option("--pass", "wanted", metavar="PASS", help="Print the program after this pass only.")
-def command(net: str, wanted: str | None, **options: Any) -> None:
+@click.option("--sources", is_flag=True, help="Print the CUDA source of each fused operator only.")
+def command(net: str, wanted: str | None, sources: bool, **options: Any) -> None:
     """Print how NET is compiled: the program after every pass, its schedule and its memory.
 
     NET is the folder of a saved model, a file with a net, or zoo:MODEL. Passes that change nothing are named
@@ -34,6 +35,8 @@ def command(net: str, wanted: str | None, **options: Any) -> None:
     from gpunet.passes.pipeline import PASSES
 
     known = [BEFORE, *(p.name for p in PASSES), *AFTER]
+    if sources and wanted is not None:
+        raise click.UsageError("--sources and --pass exclude each other")
     if wanted is not None and wanted not in known:
         raise NetError(f"there is no pass {wanted!r}, wanted one of {', '.join(known)}")
     _, _, program = created(net, **options)
@@ -44,6 +47,10 @@ def command(net: str, wanted: str | None, **options: Any) -> None:
 
     program.seen = seen
     program.prepare()
+    if sources:
+        for line in source_lines(program):
+            click.echo(line)
+        return
     lines = explanation(program, printed, wanted)
     if wanted is not None and not lines:
         raise NetError(f"pass {wanted!r} did not run: it is switched off")
@@ -82,6 +89,22 @@ def explanation(program: Program, passes: list[tuple[str, list[str]]], wanted: s
     return lines[:-1] if lines else lines
 
 
+def source_lines(program: Program) -> Iterator[str]:
+    """The source of each fused operator once, on whatever device it runs, behind those that have it."""
+    from gpunet.passes.fusion import source_of
+
+    found: dict[str, list[Node]] = {}
+    for segment in program.segments():
+        for node in [] if segment.compiled is None else segment.compiled.graph.nodes:
+            if node.op is not None and node.op.type == "FusedElementwise":
+                found.setdefault(source_of(node), []).append(node)
+    for source, nodes in found.items():
+        yield from (f"// {node.where}" for node in nodes)
+        yield source
+    if not found:
+        yield "no operators are fused"
+
+
 def _marked(passes: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
     """The same with a remark in place of what has not changed."""
     result = []
@@ -115,7 +138,8 @@ def node_text(node: Node) -> str:
     ]
     fused = [expression(node.op)] if node.op is not None and node.op.type == "FusedElementwise" else []
     then = getattr(node.op.args, "epilogue", "") if node.op is not None else ""
-    remarks = [*fused, *([f"then {then}"] if then else []), *(["runs once"] if node.constant else []), *places]
+    once = ["runs once"] if node.constant else []
+    remarks = [*fused, *([f"then {then}"] if then else []), *once, *places]
     return f"{text} ({'; '.join(remarks)})" if remarks else text
 
 
