@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,36 +131,55 @@ def losses(folder: Path) -> np.ndarray:
     return np.loadtxt(folder / "steps.csv", delimiter=",", skiprows=1, usecols=2)
 
 
-def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
-    settings = ["train", "mlp", "--epochs", "20", "--device", "cpu"]
-    subprocess.run(
-        [sys.executable, "-m", "gpunet", *settings, "--out", str(tmp_path / "one")],
-        env=environment(),
-        check=True,
-        timeout=60,
-        stdout=subprocess.DEVNULL,
-    )
+def start(folder: Path, ranks: int, *settings: str) -> subprocess.Popen[str]:
+    """A run of several ranks that has made some steps."""
     job = subprocess.Popen(
-        command(3, *settings, "--out", str(tmp_path / "job"), "--checkpoint-every", "1000"),
+        command(ranks, *settings, "--out", str(folder)),
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    log, deadline = tmp_path / "job" / "steps.csv", time.monotonic() + 40
-    while not (log.is_file() and len(log.read_text().splitlines()) > 5):
+    log, deadline = folder / "steps.csv", time.monotonic() + 40
+    while not (log.is_file() and len(log.read_text().splitlines()) > 15):
         assert job.poll() is None, job.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
-    output, _ = job.communicate(timeout=40)
-    assert job.returncode != 0
-    # One rank speaks for all.
-    assert output.count("interrupted after step") == 1
-    (checkpoint,) = (tmp_path / "job" / "checkpoints").glob("*.checkpoint")
-    assert f"interrupted after step {int(checkpoint.stem.removeprefix('step-'))} of" in output
+    return job
+
+
+def process_of(rank: int, folder: Path) -> int:
+    """The process of a rank of the run in a folder."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            places = (path / "environ").read_bytes().split(b"\0")
+            names = (f"PMI_RANK={rank}", f"OMPI_COMM_WORLD_RANK={rank}")
+            if str(folder).encode() in words and any(name.encode() in places for name in names):
+                return int(path.name)
+    raise AssertionError(f"rank {rank} is not there")
+
+
+SETTINGS = ("train", "mlp", "--epochs", "20", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The losses of one process."""
+    folder = tmp_path_factory.mktemp("one")
+    subprocess.run(
+        [sys.executable, "-m", "gpunet", *SETTINGS, "--out", str(folder)],
+        env=environment(),
+        check=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+    return losses(folder)
+
+
+def go_on(folder: Path, ranks: int) -> None:
     done = subprocess.run(
-        command(2, "train", "mlp", "--resume", "--out", str(tmp_path / "job"), "--device", "cpu"),
+        command(ranks, "train", "mlp", "--resume", "--out", str(folder), "--device", "cpu"),
         env=environment(),
         timeout=60,
         text=True,
@@ -166,6 +187,32 @@ def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "on each of 2 ranks" in done.stdout
-    np.testing.assert_allclose(losses(tmp_path / "job"), losses(tmp_path / "one"), atol=1e-4)
-    assert (tmp_path / "job" / "predict_net.pb").is_file()
+    assert f"on each of {ranks} ranks" in done.stdout
+    assert "going on after step" in done.stdout
+
+
+def test_a_killed_rank_ends_the_run_and_three_go_on(tmp_path: Path, one_process: np.ndarray) -> None:
+    job = start(tmp_path, 4, *SETTINGS, "--checkpoint-every", "5", "--shard-optimizer")
+    killed = time.monotonic()
+    os.kill(process_of(2, tmp_path), signal.SIGKILL)
+    output, _ = job.communicate(timeout=30)
+    assert time.monotonic() - killed < 30
+    assert job.returncode != 0
+    assert re.search(r"gpunet: rank 2 of 4 on host \S+ \(pid \d+\) has ended without a word", output)
+    assert re.search(r"has ended without a word [^\n]*\bin [^\n]*, step \d+", output), output
+    go_on(tmp_path, 3)
+    np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)
+
+
+def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path, one_process: np.ndarray) -> None:
+    job = start(tmp_path, 3, *SETTINGS, "--checkpoint-every", "1000")
+    job.send_signal(signal.SIGTERM)
+    output, _ = job.communicate(timeout=40)
+    assert job.returncode != 0
+    # One rank speaks for all.
+    assert output.count("interrupted after step") == 1
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.checkpoint")
+    assert f"interrupted after step {int(checkpoint.stem.removeprefix('step-'))} of" in output
+    go_on(tmp_path, 2)
+    np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)
+    assert (tmp_path / "predict_net.pb").is_file()
