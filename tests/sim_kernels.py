@@ -62,6 +62,7 @@ _PARAMETERS = {
         "many_blocks": "float* y",
         "large_frame": "float* y, int32 index",
         "much_shared": "float* y",
+        "vast_shared": "float* y",
         "call_address": "float* y, int64 address",
         "misaligned": "const float* x, float* y, int64 bytes",
         "misaligned_vector": "const float* x, float* y, int64 floats",

@@ -245,13 +245,6 @@ GPUNET_SIM_EXPORT unsigned gpunet_sim_active_mask() {
 }
 
 GPUNET_SIM_EXPORT void gpunet_sim_enter_shared(SharedVariable* variable) {
-  if (variable->pointer == nullptr) {
-    Block block = map_block(variable->nbytes, 1 << 20);
-    if (block.base == 0) gpunet_sim_trap("no memory for a shared variable", "", 0);
-    variable->pointer = (void*)block.pointer;
-    shared_variables.push_back(variable);
-    shared_blocks.push_back(block);
-  }
   if (std::find(shared_in_launch.begin(), shared_in_launch.end(), variable) == shared_in_launch.end()) {
     shared_in_launch.push_back(variable);
     uint64_t total = dynamic_bytes;
@@ -262,6 +255,13 @@ GPUNET_SIM_EXPORT void gpunet_sim_enter_shared(SharedVariable* variable) {
                (unsigned long long)total, variable->name, variable->nbytes, (unsigned)kSharedLimit);
       gpunet_sim_trap(text, "", 0);
     }
+  }
+  if (variable->pointer == nullptr) {
+    Block block = map_block(variable->nbytes, 1 << 20);
+    if (block.base == 0) gpunet_sim_trap("no memory for a shared variable", "", 0);
+    variable->pointer = (void*)block.pointer;
+    shared_variables.push_back(variable);
+    shared_blocks.push_back(block);
   }
   memset(variable->pointer, 0xff, variable->nbytes);
   variable->epoch = gpunet_sim_state.epoch;

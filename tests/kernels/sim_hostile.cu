@@ -37,6 +37,13 @@ extern "C" __global__ void much_shared(float* y) {
   y[0] = (float)more[threadIdx.x];
 }
 
+// 64 GiB.
+extern "C" __global__ void vast_shared(float* y) {
+  __shared__ float tile[1024][1024][1024][16];
+  tile[0][0][0][threadIdx.x] = y[0];
+  y[0] = tile[0][0][0][threadIdx.x];
+}
+
 extern "C" __global__ void call_address(float* y, int64 address) { y[0] = ((float (*)(float))address)(y[0]); }
 
 extern "C" __global__ void misaligned(const float* x, float* y, int64 bytes) {
