@@ -21,6 +21,7 @@ from gpunet.distributed import nccl_group
 from gpunet.distributed.nccl_group import DeviceGroup
 from gpunet.errors import DeviceError
 from gpunet.proto import NetDef
+from gpunet.records import check_races
 from tests import test_distributed_nccl
 from tests.test_cuda_backend import fake
 from tests.test_distributed_nccl import CONSTANTS, NcclError
@@ -166,6 +167,7 @@ def run(
     workspace.run(program)
     workspace.run(program)
     assert module.groups == before + groups
+    assert not check_races(workspace.program("net"))
     return [workspace.fetch(name) for name in results]
 
 
