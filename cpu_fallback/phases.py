@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gpunet.cpu_fallback.columns import Index, Layout, phase_slices
 from gpunet.cpu_fallback.lanes import LANES, largest_divisor, run_lanes, tile_rows
-from gpunet.operators.window import Window
+from gpunet.cpu_fallback.rows import BlockPlan
 from gpunet.specs import Shape, TensorSpec, spec
 
 Array = npt.NDArray[Any]
@@ -39,15 +39,9 @@ _MOST_PITCH: Final = 1.6
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePlan:
+class PhasePlan(BlockPlan):
     """Sizes of products and blocks."""
 
-    window: Window
-    batch: int
-    channels: int
-    filters: int
-    dtype: np.dtype
-    images: int  #: images in a block
     rows: int  #: rows of outputs in a product
     tile: int  #: channels in a product
 

@@ -33,8 +33,8 @@ _MOST_ELEMENTS: Final = 640
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlan:
-    """Sizes of a convolution by rows."""
+class BlockPlan:
+    """Sizes of a convolution whose images are handled in blocks."""
 
     window: Window
     batch: int
@@ -42,6 +42,12 @@ class RowPlan:
     filters: int
     dtype: np.dtype
     images: int  #: images in a block
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan(BlockPlan):
+    """Sizes of a convolution by rows."""
+
     tile: int  #: output channels in a product
     rows: int  #: rows of the columns
     step: int  #: rows of the columns from one row of outputs to the next

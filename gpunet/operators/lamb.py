@@ -9,15 +9,21 @@ from gpunet.arguments import Float
 from gpunet.errors import ShapeError
 from gpunet.operator import Operator
 from gpunet.operators.learning_rate import ITERATION, REALS
-from gpunet.operators.optimizer import GRAD, ITER, LR, NEW_PARAM, PARAM, check_positive, elementwise, state
+from gpunet.operators.optimizer import (
+    GRAD,
+    ITER,
+    LR,
+    MOMENTS,
+    NEW_MOMENTS,
+    NEW_PARAM,
+    PARAM,
+    check_positive,
+    elementwise,
+)
 from gpunet.rules import flops_per_input, want_same_type, want_size
 from gpunet.schema import Input, Output, register
 from gpunet.specs import BlobSpec, TensorSpec, spec
 
-_MOMENTS: Final = (
-    state("moment_1", "average of gradients"),
-    state("moment_2", "average of squared gradients"),
-)
 _ARGUMENTS: Final = (
     Float("beta1", 0.9, "factor of the old average of gradients"),
     Float("beta2", 0.999, "factor of the old average of squared gradients"),
@@ -30,11 +36,10 @@ _STARTS: Final = Input(
 
 register(
     "Lamb",
-    inputs=[PARAM, *_MOMENTS, GRAD, LR, ITER],
+    inputs=[PARAM, *MOMENTS, GRAD, LR, ITER],
     outputs=[
         NEW_PARAM,
-        Output("output_moment_1", "updated average"),
-        Output("output_moment_2", "updated average"),
+        *NEW_MOMENTS,
     ],
     infer=elementwise(0, 1, 2, like=(1, 2, 3), single=(4, 5)),
     args=_ARGUMENTS,
@@ -49,11 +54,10 @@ register(
 
 register(
     "LambDirection",
-    inputs=[PARAM, *_MOMENTS, GRAD, ITER],
+    inputs=[PARAM, *MOMENTS, GRAD, ITER],
     outputs=[
         Output("direction", "u of Lamb"),
-        Output("output_moment_1", "updated average"),
-        Output("output_moment_2", "updated average"),
+        *NEW_MOMENTS,
     ],
     infer=elementwise(0, 1, 2, like=(1, 2, 3), single=(4,)),
     args=_ARGUMENTS,

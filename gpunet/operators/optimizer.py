@@ -175,6 +175,15 @@ register(
     "A later operator adds the step to the parameter.",
 )
 
+#: The moments of Adam and its kind, and how they give them back.
+MOMENTS: Final = (
+    state("moment_1", "average of gradients"),
+    state("moment_2", "average of squared gradients"),
+)
+NEW_MOMENTS: Final = (
+    Output("output_moment_1", "updated average"),
+    Output("output_moment_2", "updated average"),
+)
 ADAM_ARGS: Final = (
     Float("beta1", 0.9, "factor of the old first moment"),
     Float("beta2", 0.999, "factor of the old second moment"),
@@ -184,16 +193,14 @@ register(
     "Adam",
     inputs=[
         PARAM,
-        state("moment_1", "average of gradients"),
-        state("moment_2", "average of squared gradients"),
+        *MOMENTS,
         GRAD,
         LR,
         ITER,
     ],
     outputs=[
         NEW_PARAM,
-        Output("output_moment_1", "updated average"),
-        Output("output_moment_2", "updated average"),
+        *NEW_MOMENTS,
         Output("output_grad", "effective gradient: the step without the rate", optional=True),
     ],
     infer=elementwise(0, 1, 2, 0, like=(1, 2, 3), single=(4, 5)),
@@ -246,6 +253,16 @@ def _infer_storm(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
     return [param, moment, total]
 
 
+#: What Storm keeps between updates, and how it gives that back.
+STORM_STATE: Final = (
+    state("moment", "gradient estimate"),
+    Input("grad_sq_sum", "sum of squared gradients, one element", REALS),
+)
+STORM_OUTPUTS: Final = (
+    NEW_PARAM,
+    Output("output_moment", "updated estimate"),
+    Output("output_grad_sq_sum", "updated sum"),
+)
 STORM_ARGS: Final = (
     Float("momentum", 10.0, "scales how fast the moment follows the gradient"),
     Float("beta", 0.1, "added to the sum of squares"),
@@ -254,16 +271,11 @@ register(
     "Storm",
     inputs=[
         PARAM,
-        state("moment", "gradient estimate"),
-        Input("grad_sq_sum", "sum of squared gradients, one element", REALS),
+        *STORM_STATE,
         GRAD,
         LR,
     ],
-    outputs=[
-        NEW_PARAM,
-        Output("output_moment", "updated estimate"),
-        Output("output_grad_sq_sum", "updated sum"),
-    ],
+    outputs=STORM_OUTPUTS,
     infer=_infer_storm,
     args=STORM_ARGS,
     inplace=[(0, 0), (1, 1), (2, 2)],

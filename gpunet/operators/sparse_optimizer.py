@@ -21,10 +21,14 @@ from gpunet.operators.optimizer import (
     GRAD,
     ITER,
     LR,
+    MOMENTS,
     MOMENTUM_ARGS,
+    NEW_MOMENTS,
     NEW_PARAM,
     PARAM,
     STORM_ARGS,
+    STORM_OUTPUTS,
+    STORM_STATE,
     WNGRAD_ARGS,
     check_positive,
     state,
@@ -146,19 +150,14 @@ register(
     doc="Adadelta of the rows in ``indices``.",
 )
 
-_ADAM_INPUTS: Final = (
-    state("moment_1", "average of gradients"),
-    state("moment_2", "average of squared gradients"),
-)
 _ADAM_OUTPUTS: Final = (
     NEW_PARAM,
-    Output("output_moment_1", "updated average"),
-    Output("output_moment_2", "updated average"),
+    *NEW_MOMENTS,
     Output("output_grad", "effective gradient: the step without the rate", optional=True),
 )
 register(
     "SparseAdam",
-    inputs=[PARAM, *_ADAM_INPUTS, ROWS, GRAD, LR, ITER],
+    inputs=[PARAM, *MOMENTS, ROWS, GRAD, LR, ITER],
     outputs=_ADAM_OUTPUTS,
     infer=sparse(0, 1, 2, 4, like=(1, 2), single=(5, 6), indices=3, grad=4),
     args=[*ADAM_ARGS, Bool("enableRAdam", False, "rectified Adam (https://arxiv.org/abs/1908.03265)")],
@@ -185,7 +184,7 @@ register(
     "RowWiseSparseAdam",
     inputs=[
         PARAM,
-        _ADAM_INPUTS[0],
+        MOMENTS[0],
         Input("moment_2", "average of mean squared gradients, one for each row", REALS),
         ROWS,
         GRAD,
@@ -238,17 +237,12 @@ register(
     "SparseStorm",
     inputs=[
         PARAM,
-        state("moment", "gradient estimate"),
-        Input("grad_sq_sum", "sum of squared gradients, one element", REALS),
+        *STORM_STATE,
         GRAD,
         ROWS,
         LR,
     ],
-    outputs=[
-        NEW_PARAM,
-        Output("output_moment", "updated estimate"),
-        Output("output_grad_sq_sum", "updated sum"),
-    ],
+    outputs=STORM_OUTPUTS,
     infer=_infer_sparse_storm,
     args=STORM_ARGS,
     enforce_inplace=[(0, 0), (1, 1), (2, 2)],
