@@ -1,5 +1,6 @@
 // Elementwise arithmetic of two broadcast tensors, its gradients, and sums to the shape of an operand.
 #include "broadcast.cuh"
+#include "errors.cuh"
 #include "sums.cuh"
 
 #define ARITHMETIC(NAME, S, T)                                                                                 \
@@ -18,6 +19,29 @@ GPUNET_BINARY_OP(sub, a, b, (C)(a - b))
 GPUNET_BINARY_OP(mul, a, b, (C)(a * b))
 GPUNET_BINARY_OP(div, a, b, a / b)
 GPUNET_BINARY_OP(pow, a, b, pow(a, b))
+
+// Towards zero; all that C++ leaves undefined has a value. A divisor of 0 is reported by quotient_check.
+struct quotient_op {
+  template <typename C>
+  __device__ C operator()(C a, C b) const {
+    if (b == 0) return 0;
+    return b == (C)-1 && (C)-1 < 0 ? (C)(0 - (uint64)a) : (C)(a / b);
+  }
+};
+
+template <typename T>
+__device__ inline void quotient_check(const T* b, uint64* errors, uint64 code, int64 n) {
+  GPUNET_LOOP(i, n) {
+    if (b[i] == 0) report_error(errors, code, i, 0);
+  }
+}
+
+#define WHOLE(S, T)                                                                                             \
+  ARITHMETIC(quotient, S, T)                                                                                    \
+  extern "C" __global__ void quotient_check_##S(const T* b, uint64* errors, uint64 code, int64 n) {            \
+    quotient_check(b, errors, code, n);                                                                         \
+  }
+GPUNET_INTEGERS(WHOLE)
 
 #define EXACT(S, T) ARITHMETIC(add, S, T) ARITHMETIC(sub, S, T) ARITHMETIC(mul, S, T)
 #define ROUNDED(S, T) ARITHMETIC(div, S, T) ARITHMETIC(pow, S, T)

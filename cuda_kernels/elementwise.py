@@ -8,6 +8,7 @@ from typing import Any, Final
 from gpunet.arguments import Arguments
 from gpunet.broadcasting import align, legacy_shape
 from gpunet.buffers import Buffer
+from gpunet.cuda_kernels import device_errors
 from gpunet.cuda_kernels.broadcast import (
     against_binary,
     against_shapes,
@@ -29,7 +30,7 @@ from gpunet.cuda_kernels.pieces import (
     nothing,
     signless,
 )
-from gpunet.cuda_kernels.signature import FLOATS, Kernel
+from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
 from gpunet.cuda_kernels.unary import NEGATIVE
 from gpunet.dtypes import is_float
 from gpunet.kernels import KernelContext, kernel
@@ -46,6 +47,11 @@ _BINARY: Final = {
 }
 #: ``c = a + b`` for tensors of one shape.
 ADD: Final = _BINARY["Add"].same
+_WHOLE: Final = tuple(t for t in NUMBERS if t not in FLOATS)
+_QUOTIENT: Final = binary_kernels("elementwise", "quotient", "T", "T", T=_WHOLE)
+_QUOTIENT_CHECK = Kernel(
+    "elementwise", "quotient_check", "const T* b, uint64* errors, uint64 code, int64 n", T=_WHOLE
+)
 _POWER = Kernel("elementwise", "power_fwd", "const T* x, T* y, int64 n, double exponent", T=FLOATS)
 _MUL_BWD = Kernel(
     "elementwise", "mul_bwd", "const T* dc, const T* a, const T* b, T* da, T* db, int64 n", T=SIGNLESS
@@ -62,16 +68,18 @@ def arithmetic(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
     return launch_binary(ctx, _BINARY[ctx.op.type], a, b, c, align(args, a.shape, b.shape))
 
 
-def _against_div(op: Operator, inputs: Specs, outputs: Specs) -> str | None:
-    if not is_float(inputs[0].dtype):
-        return "division of whole numbers reports a zero divisor, which only the host can"
-    return against_binary(op, inputs, outputs)
-
-
-@kernel("Div", device="cuda", binds=True, scratch=guard_scratch, against=_against_div)
+@kernel("Div", device="cuda", binds=True, scratch=guard_scratch, against=against_binary)
 def div(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
-    """``C = A / B``."""
+    """``C = A / B``; whole numbers are divided towards zero."""
     guarding, inputs = guard(inputs, ctx)
+    a, b = inputs
+    if not is_float(a.dtype):
+        errors = device_errors.report(
+            ctx, "divisor B has a 0 at position {index}, wanted no zeros in whole-number division"
+        )
+        check = prepare(ctx, _QUOTIENT_CHECK, (b.dtype,), (b, *errors, b.size), elementwise(b.size))
+        divide = launch_binary(ctx, _QUOTIENT, a, b, outputs[0], align(args, a.shape, b.shape))
+        return behind(guarding, in_order(check, divide))
     return behind(guarding, arithmetic(inputs, outputs, args, ctx))
 
 

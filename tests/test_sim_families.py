@@ -297,6 +297,12 @@ def test_an_index_out_of_range_is_reported(type: str) -> None:
         run("sim:0", type, inputs, 1, "", {})
 
 
+def test_a_divisor_of_0_is_reported() -> None:
+    inputs = [np.ones((2, 3), np.int32), np.array([4, 0, 0], np.int32)]
+    with pytest.raises(KernelError, match="divisor B has a 0 at position 1, wanted no zeros in whole-number"):
+        run("sim:0", "Div", inputs, 1, "", {"broadcast": 1})
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64"])
 @pytest.mark.parametrize(
     ("shape", "axis", "k"),

@@ -156,6 +156,26 @@ CASES += [
         raises=(ArgumentError, "wanted one"),
         id="both",
     ),
+    *(
+        OpCase(
+            "Div",
+            [
+                np.array([np.iinfo(dtype).min, min(np.iinfo(dtype).max, 2**52 + 1), 7, 9], dtype),
+                np.array([-1 if np.iinfo(dtype).min else 3, 2, 2, 5]).astype(dtype),
+            ],
+            # Towards zero; the quotient that does not fit wraps around.
+            reference=lambda a, b: np.array(
+                [
+                    abs(int(x)) // abs(int(y)) * (1 if (x < 0) == (y < 0) else -1)
+                    for x, y in zip(a, b, strict=True)
+                ]
+            ).astype(a.dtype),
+            gradient=(),  # no differences of whole numbers
+            empty=False,  # there are four divisors
+            id=f"limits-{dtype}",
+        )
+        for dtype in ("int8", "uint8", "int16", "uint16", "int32", "int64")
+    ),
     OpCase(
         "Div",
         [np.array([[4, 5, 6]]), np.array([[2, 1, 0]])],
