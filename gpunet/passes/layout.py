@@ -179,27 +179,34 @@ class _Layouts:
 
     def _region(self) -> set[Node]:
         region = set(self._turned)
-        shrinks = True
-        while shrinks:
-            shrinks = False
-            for node in [n for n in reversed(self._graph.nodes) if n in region]:
-                turned = self._turned[node]
-                saved = self._transposed(region, {node}) - turned.gain
-                # Of two ways that move as much, operators between that gain nothing by themselves stay.
-                if saved > 0 or (saved == 0 and not turned.gain):
-                    region.discard(node)
-                    shrinks = True
+        # What gains nothing by itself goes first: convolutions are judged by borders that are where they pay.
+        while self._shrink(region, convolutions=False) or self._shrink(region, convolutions=True):
+            pass
         for part in self._parts(region):
-            if MARGIN * self._transposed(region, part) > sum(self._turned[node].gain for node in part):
+            if self._saved(region, part) > 0:
                 region -= part
         return region
 
-    def _transposed(self, region: set[Node], part: set[Node]) -> int:
-        """Bytes that our transposes move less if a part of a region keeps its order."""
+    def _shrink(self, region: set[Node], *, convolutions: bool) -> bool:
+        """Takes operators out of a region one by one while that saves bytes; whether it took any."""
+        before = len(region)
+        for node in reversed(self._graph.nodes):
+            if node in region and (self._turned[node].gain > 0) == convolutions:
+                saved = self._saved(region, {node})
+                # Of two ways that move as much, operators between stay as they are.
+                if saved > 0 or (saved == 0 and not convolutions):
+                    region.discard(node)
+        return len(region) < before
+
+    def _saved(self, region: set[Node], part: set[Node]) -> int:
+        """What is gained if a part of a region keeps its order: bytes of our transposes, times their weight,
+        less those that cuDNN moves then.
+        """
         values = dict.fromkeys(v for node in part for v in self._turned[node].values)
         before = sum(self._moved(v, region) for v in values)
         rest = region - part
-        return before - sum(self._moved(v, rest) for v in values)
+        after = sum(self._moved(v, rest) for v in values)
+        return MARGIN * (before - after) - sum(self._turned[node].gain for node in part)
 
     def _moved(self, value: Value, region: set[Node]) -> int:
         """Bytes that transposes of a value move, if the operators of a region are turned."""
