@@ -81,7 +81,7 @@ def steps(place: Place) -> Iterator[Record]:
                         workspace = gpunet.Workspace(place.device, seed=1)
                         workspace.run_once(made.init_net)
                         gradient_check.feed(workspace, ["data", "label"], batch(sized))
-                        net = workspace.create(made.net, engine=engine)
+                        net = workspace.create(made.net, engine=engine, keep=["loss"])
                         seconds = place.seconds(lambda workspace=workspace, net=net: workspace.run(net), 1.5)
                     except GpunetError as error:
                         yield Record(title, False, detail=str(error))
