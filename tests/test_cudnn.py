@@ -31,9 +31,7 @@ from gpunet.cuda_kernels import (
     cudnn_cache,
     cudnn_execution,
     nvrtc,
-    quantization,
 )
-from gpunet.cuda_kernels import cudnn_layer_norm as layer_norm
 from gpunet.cuda_kernels import cudnn_normalization as batch_norm
 from gpunet.cuda_kernels.cuda_backend import CudaBackend
 from gpunet.cuda_kernels.cudnn_cache import Plan, PlanCache, plan_key
@@ -552,68 +550,6 @@ def test_batch_normalization_passes_numbers(library: Library, gpu: CudaBackend) 
     assert find(op, "cuda", odd, odd).engine == ""
 
 
-def bound(gpu: CudaBackend, op: Operator, inputs: list[TensorSpec]) -> tuple[Any, ...]:
-    """The launch of an operator that has a kernel with engine CUDNN, its inputs, outputs and scratch."""
-    outputs = op.infer(inputs)
-    found = find(op, "cuda", inputs, outputs)
-    assert found.engine == "CUDNN"
-    assert found.scratch is not None
-    given, made, scratch = (
-        tuple(Buffer.empty(gpu, s) for s in group)
-        for group in (inputs, outputs, found.scratch(op, inputs, outputs))
-    )
-    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-    return found.function(given, made, op.args, context), given, made, scratch
-
-
-def test_layer_normalization_turns_deviations_around(
-    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[Buffer, Buffer]] = []
-
-    def prepare(ctx: Any, kernel: Any, types: Any, arguments: Any, grid: Any) -> Any:
-        return lambda: done.append(arguments[:2])
-
-    monkeypatch.setattr(layer_norm, "prepare", prepare)
-    x, row = spec((3, 5, 8), "float32"), spec((8,), "float32")
-    op = operator("LayerNorm", 3, 3, engine="CUDNN", axis=2, elementwise_affine=1, epsilon=0.5)
-    launch, given, made, (inverse, workspace) = bound(gpu, op, [x, row, row])
-    assert (inverse.shape, workspace.nbytes) == ((15,), 512)
-    launch()
-    (_, operands, at, _) = library.executed[-1]
-    names = list(layer_norm.descriptor(op, x).operands())
-    by_name = {name: operands[uid] for uid, name in enumerate(names, 1)}
-    assert ctypes.c_float.from_address(by_name["epsilon"]).value == 0.5
-    assert [by_name[n] for n in ("x", "scale", "bias")] == [b.pointer for b in given]
-    assert [by_name[n] for n in ("y", "mean", "inv_std")] == [
-        made[0].pointer,
-        made[1].pointer,
-        inverse.pointer,
-    ]
-    assert at == workspace.pointer
-    assert done == [(inverse, made[2])]
-
-    statistics = spec((3, 5, 1), "float32")
-    op = operator("LayerNormGradient", 6, 3, engine="CUDNN", axis=2, elementwise_affine=1)
-    launch, given, made, (_, inverse, _) = bound(gpu, op, [x, x, statistics, statistics, x, row])
-    launch()
-    operands = library.executed[-1][1]
-    names = list(layer_norm.descriptor(op, x).operands())
-    by_name = {name: operands[uid] for uid, name in enumerate(names, 1)}
-    wanted = {"x": given[4], "scale": given[5], "dy": given[0], "mean": given[2], "inv_std": inverse}
-    wanted |= dict(zip(("dx", "dscale", "dbias"), made, strict=True))
-    assert by_name == {name: buffer.pointer for name, buffer in wanted.items()}
-    assert done[1:] == [(given[3], inverse)]
-
-
-def test_what_cudnn_does_not_normalize(gpu: CudaBackend) -> None:
-    op = operator("LayerNorm", 1, 3, engine="CUDNN")
-    assert find(op, "cuda", [spec((3, 8), "float32")], []).engine == ""
-    op = operator("LayerNorm", 3, 3, engine="CUDNN", elementwise_affine=1)
-    for x in (spec((3, 8), "float64"), spec((0, 8), "float32")):
-        assert find(op, "cuda", [x, spec((8,), x.dtype), spec((8,), x.dtype)], []).engine == ""
-
-
 # Operators.
 
 
@@ -680,49 +616,6 @@ def test_transposed_convolution_takes_cudnn(
     executed = [list(operands.values()) for _, operands, _, _ in library.executed]
     assert executed == [[dy.pointer, x.pointer, dw.pointer], [dy.pointer, w.pointer, dx.pointer]]
     assert done == ["bias", "sums"]
-
-
-def quantized(gpu: CudaBackend, **args: Any) -> tuple[Any, list[Buffer], tuple[Buffer, ...], Buffer]:
-    """The launch of a quantized convolution, its inputs, scratch and output."""
-    op = operator("QLinearConv", 9, kernel=3, pad=1, **args)
-    one, step = spec((), "int8"), spec((), "float32")
-    inputs = [spec(X, "int8"), step, one, spec(W, "int8"), step, one, step, one, spec((4,), "int32")]
-    outputs = op.infer(inputs)
-    found = find(op, "cuda", inputs, outputs)
-    wanted = [] if found.scratch is None else found.scratch(op, inputs, outputs)
-    given, scratch = [Buffer.empty(gpu, s) for s in inputs], tuple(Buffer.empty(gpu, s) for s in wanted)
-    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-    y = Buffer.empty(gpu, outputs[0])
-    return found.function(tuple(given), (y,), op.args, context), given, scratch, y
-
-
-def test_symmetric_convolutions_of_whole_numbers_take_cudnn(
-    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[str, Any]] = []
-
-    def prepare(ctx: Any, kernel: Any, types: Any, arguments: Any, grid: Any) -> Any:
-        return lambda: done.append((kernel.name, arguments))
-
-    monkeypatch.setattr(quantization, "prepare", prepare)
-    launch, given, (sums, workspace), y = quantized(gpu, symmetric=1)
-    launch()
-    ((_, operands, at, _),) = library.executed
-    assert operands == {i: b.pointer for i, b in enumerate((given[0], given[3], sums), 1)}
-    assert (at, sums.dtype, sums.shape) == (workspace.pointer, np.int32, Y)
-    ((name, arguments),) = done
-    assert name == "requantize"
-    assert arguments == (sums, given[1], given[4], given[6], given[7], given[8], y, y.size, 4, 64, 0)
-    # Zero points are data that no plan knows of.
-    launch, given, scratch, y = quantized(gpu)
-    launch()
-    assert (scratch, len(library.executed), done[-1][0]) == ((), 1, "qconv_fwd")
-    assert done[-1][1][2] is given[2]
-    library.plans = {"eng0": (0, "NONDETERMINISTIC")}
-    cudnn_execution.PLANS.clear()
-    launch, given, _, y = quantized(gpu, symmetric=1, stride=2)
-    launch()
-    assert (len(library.executed), done[-1][0], done[-1][1][2]) == (1, "qconv_fwd", None)
 
 
 #: Types, and plans that none of their graphs may use: in float32 none with tensor cores, on a device without
