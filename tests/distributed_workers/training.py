@@ -25,17 +25,17 @@ STEPS = 20
 COURSES: dict[str, tuple[str, int, float, str, int, bool]] = {
     "mlp": ("mlp", 14, 0.05, "none", 1, True),
     "lenet": ("lenet", 14, 0.02, "none", 1, True),
-    "resnet": ("resnet20", 14, 1e-5, "none", 1, True),
+    "resnet": ("resnet20", 14, 5e-6, "none", 1, True),
     "few": ("mlp", 3, 0.02, "none", 1, True),
     "parts": ("mlp", 14, 0.05, "none", 2, True),
-    "float16": ("lenet", 14, 0.02, "float16", 1, True),
+    "float16": ("lenet", 14, 0.01, "float16", 1, True),
     "feedback": ("mlp", 14, 0.02, "float16+feedback", 1, True),
     "powersgd": ("mlp", 14, 0.02, "powersgd:4", 1, True),
     "half": ("lenet", 14, 0.002, "none", 1, True),
     "bfloat16": ("lenet", 14, 0.02, "bfloat16", 1, True),
     "bfloat16_feedback": ("mlp", 14, 0.02, "bfloat16+feedback", 1, True),
     "bfloat16_half": ("lenet", 14, 0.002, "bfloat16", 1, True),
-    "unsynced": ("resnet20", 14, 1e-5, "none", 1, False),
+    "unsynced": ("resnet20", 14, 5e-6, "none", 1, False),
 }
 
 
