@@ -29,9 +29,13 @@ def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
 
 @st.composite
 def nets(draw: st.DrawFn) -> NetDef:
-    """Random graphs of cheap operators: shared inputs, several uses, in-place writes, blobs written again."""
+    """Random graphs of cheap operators on tensors of a random shape, one of the net's arguments: shared
+    inputs, several uses, in-place writes, views, blobs written again.
+    """
     blobs = ["x0", "x1", "x2"]
+    shape = [draw(st.sampled_from([2, 4, 10])), draw(st.sampled_from([1, 5, 32, 64]))]
     net = NetDef(name="random", external_input=blobs)
+    net.arg.add(name="shape", ints=shape)
     pick = lambda: draw(st.sampled_from(blobs))  # noqa: E731
     for number in range(draw(st.integers(1, 24))):
         kind = draw(
@@ -56,7 +60,7 @@ def nets(draw: st.DrawFn) -> NetDef:
         elif kind == "flat":
             net.op.append(op("Reshape", pick(), f"{name}v {name}o", shape=[-1]))
             net.op.append(op("Sigmoid", f"{name}v", f"{name}w"))
-            net.op.append(op("Reshape", f"{name}w", f"{name} {name}n", shape=[4, 32]))
+            net.op.append(op("Reshape", f"{name}w", f"{name} {name}n", shape=shape))
         elif kind in ("Add", "Mul"):
             net.op.append(op(kind, f"{pick()} {pick()}", name))
         elif kind == "Sum":
@@ -72,10 +76,14 @@ def nets(draw: st.DrawFn) -> NetDef:
     return net
 
 
+def feed_inputs(ws: gpunet.Workspace, net: NetDef) -> None:
+    for i in range(3):
+        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=[*net.arg[0].ints]).astype(np.float32))
+
+
 def outcome(net: NetDef, **options) -> tuple[dict[str, np.ndarray], gpunet.Workspace]:
     ws = gpunet.Workspace("cpu")
-    for i in range(3):
-        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 32)).astype(np.float32))
+    feed_inputs(ws, net)
     ws.create(net, **options)
     ws.run(net.name, 2)
     names = [*net.external_output, "x0", "x1", "x2"]

@@ -12,7 +12,7 @@ from gpunet.cuda_kernels.sim import toolchain
 from gpunet.proto import PROTO_CPU, NetDef
 from gpunet.races import find_races
 from gpunet.records import check_races, record_run
-from tests.test_engines import OPTIONAL, nets
+from tests.test_engines import OPTIONAL, feed_inputs, nets
 
 pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="the simulated device needs a C++ compiler")
 
@@ -35,8 +35,7 @@ def mixed_nets(draw: st.DrawFn) -> NetDef:
 
 def outcome(net: NetDef, device: str, **options) -> dict[str, np.ndarray]:
     ws = gpunet.Workspace(device)
-    for i in range(3):
-        ws.feed(f"x{i}", np.random.default_rng(i).normal(size=(4, 32)).astype(np.float32))
+    feed_inputs(ws, net)
     ws.create(net, **options)
     # The graph engine captures in its second run and replays from then on.
     if device == "cpu":
