@@ -109,7 +109,7 @@ class _Turned:
     Attributes:
         node: the node as it is.
         op: the operator in its place.
-        inputs, outputs: the values whose order changes; of outputs, and of inputs without repetition.
+        places: positions of the inputs and outputs whose order changes.
         gain: bytes that need not be moved any more.
     """
 
@@ -120,14 +120,17 @@ class _Turned:
 
     @property
     def inputs(self) -> list[Value]:
+        """The inputs whose order changes, each once."""
         return list(dict.fromkeys(self.node.inputs[i] for i in self.places[0]))
 
     @property
     def outputs(self) -> list[Value]:
+        """The outputs whose order changes."""
         return [self.node.outputs[o] for o in self.places[1]]
 
     @property
     def values(self) -> list[Value]:
+        """Both."""
         return [*self.inputs, *self.outputs]
 
 
@@ -148,7 +151,7 @@ class _Layouts:
         self._finals = {v for values in graph.finals.values() for v in values if kept(v.name)}
         self._filters: set[Value] = set()
         self._turned: dict[Node, _Turned] = {}
-        #: Nodes that read a value in an order that cannot be changed, or that can.
+        #: Values that somebody wants with channels first, whatever is chosen; readers of the others, by value.
         self._fixed: set[Value] = set(self._finals)
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
