@@ -151,7 +151,7 @@ class _Layouts:
         self._finals = {v for values in graph.finals.values() for v in values if kept(v.name)}
         self._filters: set[Value] = set()
         self._turned: dict[Node, _Turned] = {}
-        #: Values that somebody wants with channels first, whatever is chosen; readers of the others, by value.
+        #: Values that are wanted with channels first, whatever is chosen; and who reads the others.
         self._fixed: set[Value] = set(self._finals)
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
