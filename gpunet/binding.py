@@ -21,7 +21,7 @@ from gpunet.graph_engine import by_phase
 from gpunet.kernels import Kernel, KernelContext, wanted_scratch
 from gpunet.memory_plan import MemoryPlan, plan
 from gpunet.options import ASYNC, GRAPH, Options
-from gpunet.schedule import Item, Lane, Schedule, order, schedule
+from gpunet.schedule import Item, Lane, Schedule, copy_lane, order, schedule
 from gpunet.specs import TensorSpec
 from gpunet.storage import Storage, assign, dependencies
 from gpunet.widening import is_narrow, widened
@@ -211,8 +211,7 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
         outputs = tuple(values[v] for v in item.node.outputs)
         stream = program.stream(item.lane)
         if item.node.op is None:
-            captured = program.options.engine == GRAPH
-            steps.append(_copy_step(item, inputs[0], outputs[0], stream, captured=captured))
+            steps.append(_copy_step(program, item, inputs[0], outputs[0]))
             continue
         block = program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
         context = program.context(item.node.op, item.node.index)
@@ -241,14 +240,20 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
     return offsets
 
 
-def _copy_step(item: Item, source: Any, target: Any, stream: Stream | None, *, captured: bool) -> Step:
+def _copy_step(program: Program, item: Item, source: Any, target: Any) -> Step:
+    stream = program.stream(item.lane)
     if isinstance(target, Buffer):
-        if captured:
+        if program.options.engine == GRAPH or stream is None:
             # Between graphs, which are launched on the main stream.
             stream = target.backend.stream
-        function = partial(target.backend.copy_in, target, source, stream or target.backend.stream)
+        function = partial(target.backend.copy_in, target, source, stream)
     else:
-        function = partial(source.backend.copy_out, target, source, source.backend.stream)
+        device = source.backend.device
+        lanes = program.options.lanes.get(device.kind, 1)
+        # With lanes the host has waited for the bytes; on the main stream it would wait for later work, too.
+        apart = program.options.engine == ASYNC and lanes > 1 and not item.node.constant
+        reader = program.stream(copy_lane(device, lanes, out=True)) if apart else source.backend.stream
+        function = partial(source.backend.copy_out, target, source, reader)
     return Step(function, (), item.node, item.lane, item.waits, stream)
 
 

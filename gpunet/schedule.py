@@ -143,7 +143,17 @@ def _options(node: Node, lanes: dict[str, int]) -> list[Lane]:
     if lanes and node.op is not None and node.op.schema.chain:
         # A chain has a lane of its own, so that it runs beside everything else.
         return [Lane(device, count)]
+    if node.op is None and device != CPU and count > 1:
+        return [copy_lane(device, count)]
     return [Lane(device, number) for number in range(count)]
+
+
+def copy_lane(device: Device, lanes: int, *, out: bool = False) -> Lane:
+    """The lane of copies to a GPU with several lanes, or out of it: behind those of kernels and of a chain.
+
+    GPUs have engines for copies, one for each direction: on streams of their own they work beside kernels.
+    """
+    return Lane(device, lanes + (2 if out else 1))
 
 
 def _longest_ways(costs: Sequence[float], needed: Sequence[set[int]]) -> list[float]:

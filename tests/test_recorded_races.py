@@ -52,9 +52,32 @@ def test_runs_have_no_races(monkeypatch: Any, model: str, engine: str, seed: int
     records = recorded(monkeypatch, f"zoo:{model}", seed, **ENGINES[engine])
     assert not find_races(records)
     work = [record for record in records if record.accesses]
-    assert len({record.lane for record in work}) == ENGINES[engine].get("streams", 1)
+    kernels = {record.lane for record in work if not record.label.startswith("copy ")}
+    copies = {record.lane for record in work} - kernels
+    assert len(kernels) == ENGINES[engine].get("streams", 1)
+    assert len(copies) == (engine == "async_scheduling"), "rates come on a stream of copies"
     assert sum("momentum_sgd" in record.label for record in work) % 3 == 0
     assert all(a.start < a.stop and a.space == "sim:0" for record in work for a in record.accesses)
+
+
+def test_copies_have_streams_of_their_own(monkeypatch: Any) -> None:
+    monkeypatch.setitem(backends._open, SIM, SimBackend(SIM, seed=4))
+    ops = [
+        make_operator(*op) for op in (("Tanh", ["x"], ["a"]), ("Sqr", ["a"], ["b"]), ("Exp", ["b"], ["c"]))
+    ]
+    ops[1].device_option.device_type = 0
+    net = NetDef(name="there and back", op=ops, external_input=["x"], external_output=["c"])
+    ws = gpunet.Workspace("sim:0")
+    ws.feed("x", np.ones((3, 5), dtype=np.float32))
+    ws.create(net, engine="async_scheduling", streams=2, workers=1)
+    records = record_run(ws, net.name, 2)
+    lanes = {label: {r.lane for r in records if r.label == label} for label in (r.label for r in records)}
+    out, back = lanes["copy of 'a'"], lanes["copy to 'b'"]
+    kernels = lanes["tanh_fwd_f32"] | lanes["exp_fwd_f32"]
+    assert (len(out), len(back)) == (1, 1)
+    assert not out & back
+    assert not (out | back) & kernels
+    assert not find_races(records)
 
 
 def branches(count: int = 3) -> NetDef:
@@ -195,7 +218,7 @@ def test_the_command_checks_recorded_runs(monkeypatch: Any) -> None:
     arguments = ["check-races", "zoo:mlp", "--recorded", "--engine", "async_scheduling", "--streams", "3"]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "pieces of work in 3 runs on 3 streams" in result.output
+    assert "pieces of work in 3 runs on 4 streams" in result.output, "one of them is for copies"
     assert result.output.endswith("waits: no two touch the same bytes in no fixed order\n")
     monkeypatch.setattr(streams.SimStream, "wait", lambda self, event: None)
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
