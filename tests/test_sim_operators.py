@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from gpunet.cuda_kernels.sim import toolchain
 from gpunet.devices import parse_device
 from gpunet.dtypes import BFLOAT16, is_bfloat16, is_float
 from gpunet.errors import GpunetError, GradientError
+from gpunet.gradient_check import SEED, gradient_steps, inplace_definitions, run, runs_on, specs_of
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
-from gpunet.specs import OpaqueSpec, TensorSpec
 from tests.op_check import OpCase, copies, make_operator
 
 if toolchain.find() is None:
@@ -38,18 +38,10 @@ ROUNDED = {"GaussianFill", "MSRAFill", "Dropout"}
 #: Operators that sum products which they have rounded to the type of the data; for bfloat16 the CPU does not
 #: round them.
 ROUNDED_TERMS = {"MulGradient", "DivGradient"}
-SEED = 1701
 
 CASES: list[OpCase] = []
 for path in sorted((pathlib.Path(__file__).parent / "operators").glob("cases_*.py")):
     CASES += [c for c in importlib.import_module(f"tests.operators.{path.stem}").CASES if c.raises is None]
-
-
-def specs_of(values: Sequence[Any]) -> list[Any]:
-    return [
-        TensorSpec(x.shape, x.dtype) if isinstance(x, np.ndarray) else OpaqueSpec(type(x).__name__)
-        for x in values
-    ]
 
 
 def assert_equal(got: np.ndarray, want: np.ndarray, what: str) -> None:
@@ -57,29 +49,6 @@ def assert_equal(got: np.ndarray, want: np.ndarray, what: str) -> None:
     if is_bfloat16(want.dtype):  # of which NumPy does not know that it has NaN
         got, want = got.astype(np.float32), want.astype(np.float32)
     np.testing.assert_array_equal(got, want, err_msg=what)
-
-
-def accepted(definition: OperatorDef, inputs: Sequence[Any]) -> bool:
-    """Whether a CUDA kernel runs the operator on these inputs."""
-    op = Operator(definition)
-    if op.schema.host or not kernels.exists(op, "sim"):
-        return False
-    specs = specs_of(inputs)
-    outputs = op.infer(specs)
-    return None not in outputs and kernels.reason_against(op, "sim", specs, outputs) is None
-
-
-def run(definition: OperatorDef, inputs: Sequence[Any], device: str) -> list[Any]:
-    """The outputs of one operator; on the simulated device nothing falls back to the CPU."""
-    workspace = gpunet.Workspace(device, seed=SEED, strict=True)
-    for name, x in zip(definition.input, inputs, strict=True):
-        workspace.feed(name, x)
-    workspace.run_operator(definition)
-    outputs = [workspace.fetch(name) for name in definition.output]
-    for name, before in zip(definition.input, inputs, strict=True):
-        if name not in definition.output and isinstance(before, np.ndarray):
-            assert_equal(workspace.fetch(name), before, f"input {name} was changed")
-    return outputs
 
 
 def assert_agree(type: str, got: Sequence[Any], want: Sequence[Any], least: float = 0) -> None:
@@ -105,36 +74,16 @@ def eps(dtype: np.dtype) -> float:
     return 1e-3 if is_bfloat16(dtype) else float(np.finfo(dtype).eps)
 
 
+def accepted(definition: OperatorDef, inputs: Sequence[Any]) -> bool:
+    """Whether a CUDA kernel runs the operator on these inputs."""
+    return runs_on(definition, inputs, "sim") is None
+
+
 def compare(definition: OperatorDef, inputs: Sequence[Any], case: OpCase | None = None) -> None:
     want = run(definition, copies(inputs), "cpu")
     # Rows that lose digits say so.
     least = case.rtol if case is not None and case.rtol > OpCase.rtol else 0
     assert_agree(definition.type, run(definition, copies(inputs), "sim:0"), want, least)
-
-
-def gradient_steps(case: OpCase) -> Iterator[tuple[OperatorDef, list[Any]]]:
-    """The operators of a case's gradient with the inputs that each finds."""
-    definition = case.definition()
-    declared = schema.lookup(case.type)
-    workspace = gpunet.Workspace("cpu", seed=SEED)
-    for name, x in zip(definition.input, case.inputs, strict=True):
-        workspace.feed(name, x)
-    workspace.run_operator(definition)
-    rng = np.random.default_rng(6)
-    made = gradient_outputs(case)
-    for name in made:
-        y = workspace.fetch(name)
-        workspace.feed(f"{name}_grad", np.asarray(rng.uniform(0.5, 1.5, y.shape)).astype(y.dtype))
-    assert callable(declared.gradient)
-    for step in gpunet.gradient_ops(definition, {name: f"{name}_grad" for name in made})[0]:
-        try:
-            inputs = [workspace.fetch(name) for name in step.input]
-            workspace.run_operator(step)
-        except GpunetError:
-            if case.gradient == ():  # the arguments are such that the gradient cannot run
-                return
-            raise
-        yield step, inputs
 
 
 def gradient_outputs(case: OpCase) -> list[str]:
@@ -213,7 +162,9 @@ def test_forward(case: OpCase, grid: str) -> None:
 
 @pytest.mark.parametrize("case", BACKWARD, ids=ids(BACKWARD))
 def test_gradient(case: OpCase) -> None:
-    for definition, inputs in gradient_steps(case):
+    for definition, inputs in gradient_steps(
+        case.definition(), case.inputs, of=gradient_outputs(case), may_fail=case.gradient == ()
+    ):
         if accepted(definition, inputs):
             compare(definition, inputs, case)
 
@@ -238,33 +189,12 @@ def test_empty(case: OpCase) -> None:
     compare(case.definition(), inputs)
 
 
-def inplace_definitions(case: OpCase) -> list[OperatorDef]:
-    """The definition with each in-place pair of the schema that the shapes of this case allow."""
-    op = Operator(case.definition())
-    outputs = op.infer(specs_of(case.inputs))
-    found = []
-    for i, x in enumerate(case.inputs):
-        for o in range(case.outputs):
-            pair = (i, o) in op.schema.inplace and op.outputs[o] not in op.inputs
-            if (
-                pair
-                and isinstance(x, np.ndarray)
-                and (x.nbytes, x.dtype)
-                == (
-                    outputs[o].nbytes,
-                    outputs[o].dtype,
-                )
-            ):
-                found.append(case.definition({o: i}))
-    return found
-
-
-INPLACE = [case for case in FORWARD if case.inplace and inplace_definitions(case)]
+INPLACE = [c for c in FORWARD if c.inplace and [*inplace_definitions(c.definition(), c.inputs)]]
 
 
 @pytest.mark.parametrize("case", INPLACE, ids=ids(INPLACE))
 def test_inplace(case: OpCase, grid: str) -> None:
-    for definition in inplace_definitions(case):
+    for definition in inplace_definitions(case.definition(), case.inputs):
         compare(definition, case.inputs, case)
 
 
