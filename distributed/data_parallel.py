@@ -116,6 +116,19 @@ class DataParallel:
         """Blobs that a checkpoint of one process holds, by the names that they have there."""
         return self.model.training_blobs()
 
+    @property
+    def kept_blobs(self) -> tuple[str, ...]:
+        """What the net has to be created with in ``keep``, beside what its user wants, for :meth:`after_step`
+        and :meth:`traffic`.
+        """
+        errors = (self.compression.error(bucket) for bucket in self.buckets)
+        measured = [name for name in errors if name is not None]
+        return (
+            *((FINITE,) if self._watched else ()),
+            *measured,
+            *((bucket.name for bucket in self.buckets) if measured else ()),
+        )
+
     def layout(self) -> dict[str, Any]:
         """What :meth:`restore` has to know of the ranks' own blobs, as JSON."""
         return {"ranks": self.size, "compression": self.compression.name, "shards": []}

@@ -263,8 +263,14 @@ class Workspace:
     def hide(self, name: str, net: str) -> None:
         """Notes that a net computes the blob and does not keep it; what the blob held before is gone."""
         self._hidden[name] = net
-        if name in self._blobs:
-            self._blobs[name].commit(None, frozenset())
+        blob = self._blobs.get(name)
+        if blob is None or blob.spec is None:
+            return
+        for slot in blob.slots.values():
+            slot.set(EMPTY, None)
+        blob.commit(None, frozenset())
+        # Nets that keep it are bound to what it had.
+        self.epoch += 1
 
     def absence(self, name: str) -> str:
         """Why a blob holds nothing, and what to do about it."""

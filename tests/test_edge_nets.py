@@ -111,3 +111,18 @@ def test_commands_on_nets_of_no_and_of_one_operator(tmp_path, command, count):
     done = CliRunner().invoke(main, [command, *given], catch_exceptions=False)
     assert done.exit_code == (0 if count else 1), done.output
     assert count or "the net has no operators, wanted a predict net" in " ".join(done.stderr.split())
+
+
+def test_a_net_that_keeps_a_blob_makes_it_again_after_one_that_does_not(ws):
+    ops = [op("Relu", "x", "y"), op("Sqr", "y", "z")]
+    kept = NetDef(name="kept", op=ops[:1], external_input=["x"], external_output=["y"])
+    other = NetDef(name="other", op=ops, external_input=["x"], external_output=["z"])
+    ws.feed("x", np.ones((2, 3), np.float32))
+    for net in (kept, other):
+        ws.create(net)
+        ws.run(net.name)
+    for rows in (2, 5, 1):
+        ws.feed("x", np.full((rows, 3), rows, np.float32))
+        ws.run("other")
+        ws.run("kept")
+        np.testing.assert_array_equal(ws.fetch("y"), np.full((rows, 3), rows, np.float32))

@@ -314,6 +314,18 @@ def _ranks_of(trainer: Trainer) -> str:
     )
 
 
+def _lost_by(trainer: Trainer) -> str:
+    """What compression did to the gradients."""
+    ranks = trainer.ranks
+    error = None if ranks is None else ranks.traffic(trainer.workspace).error
+    if ranks is None or not error:
+        return ""
+    return (
+        f"; compression {ranks.compression.name} kept back {error:.1%} of the norm of this rank's gradients "
+        f"in the last step, {ranks.skipped} steps skipped"
+    )
+
+
 def _finish(console: Console, trainer: Trainer, dataset: Dataset, folder: Path, seconds: float) -> None:
     """Saves the model and the curve, and prints the table."""
     from gpunet.export import save_model
@@ -323,7 +335,7 @@ def _finish(console: Console, trainer: Trainer, dataset: Dataset, folder: Path, 
     history = trainer.history
     save_model(folder, trainer.model, trainer.workspace, "softmax")
     console.print(summary(history, len(dataset.test_labels)))
-    lines = [f"{history.steps[-1].step} steps, {seconds:.1f} s", f"model: {folder}"]
+    lines = [f"{history.steps[-1].step} steps, {seconds:.1f} s{_lost_by(trainer)}", f"model: {folder}"]
     if can_draw():
         save_curve(folder / "curve.png", history, f"{trainer.model.name} on {dataset.name}")
         lines.append(f"curve: {folder / 'curve.png'}")

@@ -123,17 +123,23 @@ class Trainer:
         self._ranks, self._micro_batches, self._verify_every = ranks, micro_batches, verify_every
         self._seed = workspace.seed if seed is None else seed
         workspace.run_once(model.init_net)
+        rates = [op.output[0] for op in model.net.proto.op if op.type == "LearningRate"]
+        self._rate = rates[0] if rates else None
+        # Passes may do as they like with everything else that the net makes for itself.
+        keep = ["loss", "accuracy", *rates, *(() if ranks is None else ranks.kept_blobs)]
         if ranks is None:
-            self._net = workspace.create(model.net, overwrite=True)
+            self._net = workspace.create(model.net, overwrite=True, keep=keep)
         else:
             ranks.start(workspace)
             # One lane computes, the other one communicates.
-            self._net = workspace.create(model.net, overwrite=True, engine="async_scheduling", workers=1)
-        self._micro_net = None if micro_net is None else workspace.create(micro_net, overwrite=True)
+            self._net = workspace.create(
+                model.net, overwrite=True, engine="async_scheduling", workers=1, keep=keep
+            )
+        self._micro_net = None
+        if micro_net is not None:
+            self._micro_net = workspace.create(micro_net, overwrite=True, keep=keep)
         self._evaluator = Evaluator(model, workspace)
         self._single = network
-        rates = [op.output[0] for op in model.net.proto.op if op.type == "LearningRate"]
-        self._rate = rates[0] if rates else None
 
     @property
     def ranks(self) -> DataParallel | None:

@@ -160,7 +160,12 @@ CASES = [
     OpCase("NumpyTile", [x(2, 1, 3), np.array([1, 3, 2])], reference=repeated_all),
     OpCase("NumpyTile", [STRINGS, i32(0, 2)], reference=repeated_all),
     # What is refused.
-    concat([x(2, 3), x(3, 3)], None, {}, raises=(ShapeError, "input X[1] ('in1', float32 3x3) does not fit input X[0] ('in0', float32 2x3)")),
+    concat(
+        [x(2, 3), x(3, 3)],
+        None,
+        {},
+        raises=(ShapeError, "input X[1] ('in1', float32 3x3) does not fit input X[0] ('in0', float32 2x3)"),
+    ),
     concat([x(2, 3), x(2)], None, {}, raises=(ShapeError, "does not fit")),
     concat([x(2, 3), i32(1)], None, {}, raises=(DataTypeError, "wanted one type")),
     concat([x(2, 3), x(2, 4)], None, {"axis": 1, "add_axis": 1}, raises=(ShapeError, "wanted equal sizes")),
