@@ -25,6 +25,8 @@ def _saturate(values: Array, out: Array) -> None:
 @kernel("QuantizeLinear")
 def quantize(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """``saturate(round(X / scale) + zero point)``."""
+    if not inputs[0].size:
+        return
     count, inner = scale_steps(args, inputs[0], inputs[1])
     x, y = (a.reshape(-1, count, inner) for a in (widened(inputs[0]), outputs[0]))
     values = np.rint(x / inputs[1].reshape(count, 1))
@@ -36,6 +38,8 @@ def quantize(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContex
 @kernel("DequantizeLinear")
 def dequantize(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """``(X - zero point) scale``."""
+    if not inputs[0].size:
+        return
     count, inner = scale_steps(args, inputs[0], inputs[1])
     x = inputs[0].reshape(-1, count, inner).astype(np.int64)
     if len(inputs) > 2:

@@ -248,4 +248,7 @@ def _read(arg: Arg, message: Argument) -> Any:
         raise ArgumentError(
             f"argument {arg.name!r} is {value!r}, wanted one of {', '.join(map(repr, arg.choices))}"
         )
+    if arg.name == "epsilon" and value != value:
+        # No comparison with it holds, so each device would guard or check in its own way.
+        raise ArgumentError(f"argument {arg.name!r} is nan, wanted a number")
     return value

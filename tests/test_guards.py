@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet.arguments import parse_arguments
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.errors import ArgumentError
 from gpunet.gradients import gradient_ops
 from gpunet.proto import NetDef
+from gpunet.schema import lookup
 
 EPSILON = 0.25
 X = np.array([[0, 0.1, -0.1, 0.25], [1, 2, -3, 0.5]])
@@ -151,3 +153,9 @@ def test_whole_numbers_are_not_guarded():
         ArgumentError, match=r"'epsilon' is 0.5 and input B \(int32 3\), wanted floats to guard"
     ):
         ws.run_operator(make_operator("Div", ["a", "a"], ["y"], epsilon=0.5))
+
+
+@pytest.mark.parametrize("type", [t for t in gpunet.operator_types() if "epsilon" in lookup(t).arg_table])
+def test_an_epsilon_that_is_no_number_is_refused(type):
+    with pytest.raises(ArgumentError, match="argument 'epsilon' is nan, wanted a number"):
+        parse_arguments(make_operator(type, [], [], epsilon=float("nan")), lookup(type).arg_table)

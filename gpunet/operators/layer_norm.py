@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpunet.arguments import Bool, Float, Int, Str
-from gpunet.errors import ArgumentError, GradientError, SchemaError, ShapeError
+from gpunet.errors import ArgumentError, DataTypeError, GradientError, SchemaError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
@@ -113,11 +113,22 @@ def _infer_layer(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]
     return [x, statistics, statistics]
 
 
+def _want_statistics(op: Operator, inputs: Sequence[TensorSpec], x: TensorSpec, *indices: int) -> None:
+    """The type of the forward pass: kernels read no other."""
+    wanted = statistics_spec(x, ()).dtype
+    for index in indices:
+        if inputs[index].dtype != wanted:
+            raise DataTypeError(
+                f"{describe(op, index, inputs[index])} does not fit, wanted {wanted.name} "
+                f"for X in {x.dtype.name}"
+            )
+
+
 def _infer_layer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     x = inputs[4]
     groups = groups_of(op.type, op.args, x.shape)
     want_same_type(op, inputs, *(i for i in range(len(inputs)) if i not in (2, 3)))
-    want_same_type(op, inputs, 2, 3)
+    _want_statistics(op, inputs, x, 2, 3)
     for index in (0, 1):
         want_shape(op, inputs, index, x.shape, "the shape of X")
     for index in (2, 3):
@@ -226,7 +237,7 @@ def _infer_channels_gradient(
     for index in (gamma, gamma + 1):
         want_shape(op, inputs, index, (groups.channels,), "one number a channel of X")
     if len(inputs) > 4:
-        want_same_type(op, inputs, 4, 5)
+        _want_statistics(op, inputs, inputs[x], 4, 5)
         for index in (4, 5):
             want_shape(op, inputs, index, (groups.batch, groups.groups), "that of the forward pass")
     return [inputs[x], inputs[gamma], inputs[gamma]]

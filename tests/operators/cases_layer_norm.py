@@ -13,6 +13,14 @@ from tests.op_check import OpCase
 rng = np.random.default_rng(41)
 
 
+#: Type of the data, a type of means and deviations that does not fit, the one that does.
+STATISTICS = [
+    ("float16", "float16", "float32"),
+    ("float32", "float64", "float32"),
+    ("float64", "float32", "float64"),
+]
+
+
 def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
     return rng.standard_normal(shape).astype(dtype)
 
@@ -136,6 +144,49 @@ CASES = [
         outputs=3,
         raises=(DataTypeError, "float64"),
     ),
+    OpCase(
+        "LayerNorm",
+        [normal(3, 4)],
+        {"epsilon": float("nan")},
+        outputs=3,
+        raises=(ArgumentError, "'epsilon' is nan"),
+        id="nan",
+    ),
+    *[
+        OpCase(
+            "LayerNormGradient",
+            [normal(3, 4, dtype=dtype)] * 2
+            + [positive(3, 1, dtype=statistics)] * 2
+            + [normal(3, 4, dtype=dtype)],
+            raises=(DataTypeError, f"wanted {wanted} for X in {dtype}"),
+            id=f"statistics_{dtype}",
+        )
+        for dtype, statistics, wanted in STATISTICS
+    ],
+    *[
+        OpCase(
+            "GroupNormGradient",
+            [normal(2, 6, 3, dtype=dtype)] * 2
+            + [positive(6, dtype=dtype)] * 2
+            + [positive(2, 3, dtype=statistics)] * 2,
+            {"group": 3},
+            outputs=3,
+            raises=(DataTypeError, f"wanted {wanted} for X in {dtype}"),
+            id=f"statistics_{dtype}",
+        )
+        for dtype, statistics, wanted in STATISTICS
+    ],
+    *[
+        OpCase(
+            "InstanceNormGradient",
+            [normal(2, 6, 3, dtype=dtype), *[positive(6, dtype=dtype)] * 2, normal(2, 6, 3, dtype=dtype)]
+            + [positive(2, 6, dtype=statistics)] * 2,
+            outputs=3,
+            raises=(DataTypeError, f"wanted {wanted} for X in {dtype}"),
+            id=f"statistics_{dtype}",
+        )
+        for dtype, statistics, wanted in STATISTICS
+    ],
     OpCase("LayerNorm", [normal(3, 4)], {"axis": 2}, outputs=3, raises=(ArgumentError, "axis")),
     OpCase(
         "LayerNorm", [normal(3, 4)], {"epsilon": -1.0}, outputs=3, raises=(ArgumentError, "'epsilon' is -1")

@@ -155,6 +155,22 @@ CASES = [
         reference=quantized("int8", 1),
         empty=(0,),
     ),
+    OpCase(
+        "QuantizeLinear",
+        [normal(4, 0, 3), np.ones(4, "float32")],
+        {"axis": 0},
+        reference=lambda *x: np.zeros((4, 0, 3), "uint8"),
+        empty=False,
+        id="nothing_to_quantize",
+    ),
+    OpCase(
+        "DequantizeLinear",
+        [whole("int8", 0, 5), np.ones(0, "float32")],
+        {"axis": 0},
+        reference=lambda *x: np.zeros((0, 5), "float32"),
+        empty=False,
+        id="nothing_to_dequantize",
+    ),
     OpCase("QuantizeLinear", [normal(5, 7, dtype="float16"), one(0.25)], reference=quantized()),
     OpCase("QuantizeLinear", [normal(5, 7, dtype="float64"), one(0.01)], reference=quantized()),
     OpCase(
