@@ -73,6 +73,15 @@ def want_same_type(op: Operator, inputs: Sequence[TensorSpec], *indices: int) ->
             )
 
 
+def same_as_both(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
+    """The output has the shape and type that the two inputs must have in common; raises
+    :class:`DataTypeError` or :class:`ShapeError` where they differ.
+    """
+    want_same_type(op, inputs)
+    want_shape(op, inputs, 1, inputs[0].shape, "the shape of the first input")
+    return [inputs[0]]
+
+
 def canonical_axis(axis: int, rank: int, name: str = "axis", *, inclusive: bool = False) -> int:
     """``axis`` counted from the front, where negative values count from the end; raises
     :class:`ArgumentError` out of range.

@@ -31,10 +31,10 @@ from tests.test_sim_operators import (
     FORWARD,
     LARGE,
     assert_agree,
-    gradient_steps,
     large_definition,
     run,
     specs_of,
+    steps_of,
 )
 
 if toolchain.find() is None:
@@ -120,7 +120,7 @@ def table() -> Iterator[Row]:
     for case in FORWARD:
         yield Row(case.definition(), list(case.inputs))
     for case in BACKWARD:
-        yield from (Row(step, inputs) for step, inputs in gradient_steps(case))
+        yield from (Row(step, inputs) for step, inputs in steps_of(case))
     for type, inputs, args in LARGE:
         yield Row(large_definition(type, inputs, args), inputs)
 

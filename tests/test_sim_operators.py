@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,13 @@ def has_gradient(case: OpCase) -> bool:
     return all(s is not None and is_float(s.dtype) for s in map(outputs.get, gradient_outputs(case)))
 
 
+def steps_of(case: OpCase) -> Iterator[tuple[OperatorDef, list[Any]]]:
+    """The operators of a row's gradient and what they are given."""
+    return gradient_steps(
+        case.definition(), case.inputs, of=gradient_outputs(case), may_fail=case.gradient == ()
+    )
+
+
 def gradient_types(case: OpCase) -> set[str]:
     """Types of the operators of the gradient that have a CUDA kernel."""
     if not has_gradient(case):
@@ -162,9 +169,7 @@ def test_forward(case: OpCase, grid: str) -> None:
 
 @pytest.mark.parametrize("case", BACKWARD, ids=ids(BACKWARD))
 def test_gradient(case: OpCase) -> None:
-    for definition, inputs in gradient_steps(
-        case.definition(), case.inputs, of=gradient_outputs(case), may_fail=case.gradient == ()
-    ):
+    for definition, inputs in steps_of(case):
         if accepted(definition, inputs):
             compare(definition, inputs, case)
 

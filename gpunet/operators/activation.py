@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.proto import OperatorDef
-from gpunet.rules import flops_per_output, same_as_input
+from gpunet.rules import flops_per_output, same_as_both, same_as_input
 from gpunet.schema import FLOATS, GradientFunction, Input, Output, register
 
 
@@ -33,7 +33,7 @@ def _activation(type: str, formula: str, derivative: str, flops: int) -> None:
         inputs=[Input("Y", "output of the forward operator", FLOATS), Input("dY", "gradient of Y", FLOATS)],
         outputs=[Output("dX", "gradient of X")],
         inplace=[(1, 0)],
-        infer=same_as_input,
+        infer=same_as_both,
         flops=flops_per_output(flops + 1),
         doc=f"``dX = dY * {derivative}``.",
     )

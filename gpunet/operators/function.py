@@ -8,9 +8,8 @@ from gpunet.arguments import Arg
 from gpunet.errors import GradientError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operators.guards import DIVISOR_GUARD, LOW_GUARD, guarded_operand
-from gpunet.operators.unary import infer_gradient
 from gpunet.proto import OperatorDef
-from gpunet.rules import flops_per_output, same_as_input
+from gpunet.rules import flops_per_output, same_as_both, same_as_input
 from gpunet.schema import FLOATS, NOT_DIFFERENTIABLE, GradientFunction, GradientRule, Input, Output, register
 
 
@@ -77,7 +76,7 @@ def _differentiable(
         inputs=[Input(name, docs[name], FLOATS) for name in order],
         outputs=[Output("dX", "gradient of X")],
         inplace=[(order.index("dY"), 0)] if inplace else [],
-        infer=infer_gradient,
+        infer=same_as_both,
         flops=flops_per_output(5),
         doc=f"``dX = dY {slope}``.",
     )

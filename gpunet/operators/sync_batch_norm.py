@@ -144,6 +144,7 @@ register(
 def _infer_sums(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
     channels = _want_channels(op, inputs, 2, 3)
     want_shape(op, inputs, 1, inputs[0].shape, "the shape of X")
+    want_same_type(op, inputs, 0, 1)
     want_size(op, inputs, 4, 1)
     return [inputs[2], inputs[2], spec((2 * channels,), "float64")]
 
@@ -166,6 +167,7 @@ register(
 def _infer_backward(op: Operator, inputs: Sequence[Any]) -> list[BlobSpec]:
     channels = _want_channels(op, inputs, 1, 3, 4)
     want_shape(op, inputs, 2, inputs[0].shape, "the shape of X")
+    want_same_type(op, inputs, 0, 2)
     want_size(op, inputs, 5, 2 * channels + 1)
     want_size(op, inputs, 6, 2 * channels)
     want_size(op, inputs, 7, 1)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from gpunet.arguments import Arg, Float
 from gpunet.gradient_maker import GradientBuilder
-from gpunet.operator import Operator
 from gpunet.operators.guards import LOW_GUARD, guarded_operand
 from gpunet.proto import OperatorDef
-from gpunet.rules import flops_per_output, same_as_input, want_same_type, want_shape
+from gpunet.rules import flops_per_output, same_as_both, same_as_input
 from gpunet.schema import (
     FLOATS,
     NOT_DIFFERENTIABLE,
@@ -21,7 +20,6 @@ from gpunet.schema import (
     Types,
     register,
 )
-from gpunet.specs import TensorSpec
 
 
 def _unary(
@@ -48,13 +46,6 @@ def _unary(
     )
 
 
-def infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Two inputs of one shape and type, and an output like them."""
-    want_same_type(op, inputs)
-    want_shape(op, inputs, 1, inputs[0].shape, "the shape of the first input")
-    return [inputs[0]]
-
-
 def _gradient_operator(
     type: str, first: Input, formula: str, *, inplace: bool, flops: int = 1, args: Sequence[Arg] = ()
 ) -> None:
@@ -64,7 +55,7 @@ def _gradient_operator(
         outputs=[Output("dX", "gradient of X")],
         args=args,
         inplace=[(1, 0)] if inplace else [],
-        infer=infer_gradient,
+        infer=same_as_both,
         flops=flops_per_output(flops),
         doc=f"``dX = {formula}``.",
     )

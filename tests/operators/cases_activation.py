@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 
-from gpunet.errors import DataTypeError, SchemaError
+from gpunet.dtypes import BFLOAT16
+from gpunet.errors import DataTypeError, SchemaError, ShapeError
 from tests.op_check import OpCase
 from tests.operators.naive import each
 
+HALVES = [np.dtype("float16"), *([] if BFLOAT16 is None else [BFLOAT16])]
 rng = np.random.default_rng(11)
 SHAPES = [(), (7,), (3, 1, 5), (2, 3, 4, 3)]
 
@@ -60,3 +62,31 @@ CASES += [
         "TanhGradient", [np.tanh(normal(3, 2)), normal(3, 2)], reference=each(lambda y, dy: dy * (1 - y * y))
     ),
 ]
+
+for _type in FUNCTIONS:
+    CASES += [
+        OpCase(
+            f"{_type}Gradient",
+            [normal(2, 3).astype(_half), normal(2, 3)],
+            raises=(
+                DataTypeError,
+                f"input dY (float32 2x3) differs in type from input Y ({_half} 2x3), wanted one type",
+            ),
+            id=f"{_half}-and-float32",
+        )
+        for _half in HALVES
+    ]
+    CASES += [
+        OpCase(
+            f"{_type}Gradient",
+            [normal(2, 3), normal(2, 3).astype(np.float16)],
+            raises=(DataTypeError, "input dY (float16 2x3) differs in type from input Y (float32 2x3)"),
+            id="float32-and-float16",
+        ),
+        OpCase(
+            f"{_type}Gradient",
+            [normal(2, 3), normal(3, 2)],
+            raises=(ShapeError, "input dY (float32 3x2) does not fit, wanted 2x3"),
+            id="shapes",
+        ),
+    ]

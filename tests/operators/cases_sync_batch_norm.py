@@ -124,6 +124,26 @@ CASES = [
     *backward_rows(array(3, 4, 5, 2)),
     *backward_rows(array(3, 5, 4), "NHWC"),
     OpCase(
+        "BatchNormSums",
+        [array(2, 3, dtype="float16"), array(2, 3), array(3), array(3), ONE],
+        outputs=3,
+        raises=(DataTypeError, "input dY (float32 2x3) differs in type from input X (float16 2x3)"),
+    ),
+    OpCase(
+        "SyncBatchNormGradient",
+        [
+            array(2, 3, dtype="float16"),
+            array(3),
+            array(2, 3),
+            array(3),
+            array(3),
+            np.ones(7),
+            np.ones(6),
+            ONE,
+        ],
+        raises=(DataTypeError, "input dY (float32 2x3) differs in type from input X (float16 2x3)"),
+    ),
+    OpCase(
         "SyncBatchNorm",
         [array(2, 3), *(array(3) for _ in range(4)), np.ones(7), ONE],
         {"epsilon": -1.0},
