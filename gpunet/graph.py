@@ -32,6 +32,11 @@ class Value:
     device: Device = CPU
     entry: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor; 0 of anything else."""
+        return self.spec.nbytes if isinstance(self.spec, TensorSpec) else 0
+
     def __repr__(self) -> str:
         return f"{self.name}: {self.spec} on {self.device}"
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from gpunet.definitions import make_operator
 from gpunet.graph import Graph, Node, Value
 from gpunet.operator import Operator
+from gpunet.operators.convolution import CONVOLUTIONS
 from gpunet.proto import OperatorDef
-
-_CONVOLUTIONS = frozenset(["Conv", "Conv1D", "Conv2D", "Conv3D"])
 
 
 def fold_batch_norms(graph: Graph, kept: Callable[[str], bool]) -> Graph:
@@ -44,7 +43,7 @@ def fold_batch_norms(graph: Graph, kept: Callable[[str], bool]) -> Graph:
 def _foldable(
     conv: Node, norm: Node, readers: dict[Value, list[Node]], written: set[str], kept: Callable[[str], bool]
 ) -> bool:
-    if conv.op is None or norm.op is None or conv.op.type not in _CONVOLUTIONS or norm.op.type != "SpatialBN":
+    if conv.op is None or norm.op is None or conv.op.type not in CONVOLUTIONS or norm.op.type != "SpatialBN":
         return False
     middle = conv.outputs[0]
     parameters = [*conv.inputs[1:], *norm.inputs[1:]]

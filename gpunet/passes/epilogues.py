@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from gpunet.graph import Graph, Node, Value
-from gpunet.kernels import find, reason_against
-from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS
+from gpunet.passes.uses import Uses, is_plain, merged_node, with_nodes
 from gpunet.proto import OperatorDef
 from gpunet.specs import TensorSpec
 
@@ -70,18 +69,8 @@ def fuse_epilogues(graph: Graph, kept: Callable[[str], bool]) -> Graph:
 class _Epilogues:
     def __init__(self, graph: Graph, kept: Callable[[str], bool]) -> None:
         self._graph = graph
-        self._kept = kept
+        self._uses = Uses(graph, kept)
         self._nodes: list[Node | None] = list(graph.nodes)
-        self._readers: dict[Value, list[int]] = {}
-        #: Values that others wait for without reading them.
-        self._awaited = {value for node in graph.nodes for value in node.after}
-        #: Where each blob is written, by name and device.
-        self._writes: dict[tuple[str, Any], list[int]] = {}
-        for position, node in enumerate(graph.nodes):
-            for value in node.inputs:
-                self._readers.setdefault(value, []).append(position)
-            for value in node.outputs:
-                self._writes.setdefault((value.name, value.device), []).append(position)
 
     def run(self) -> Graph:
         for position in reversed(range(len(self._nodes))):
@@ -95,11 +84,7 @@ class _Epilogues:
                         self._nodes[member] = None
                     self._nodes[chain.last] = fused
                     break
-        left = [node for node in self._nodes if node is not None]
-        made = {value for node in left for value in node.outputs}
-        # A blob that is written, but not stored any more, has no value at the end.
-        finals = {name: [v for v in values if v in made] for name, values in self._graph.finals.items()}
-        return Graph(left, self._graph.entries, finals)
+        return with_nodes(self._graph, self._nodes)
 
     def _chains(self, position: int, node: Node) -> Iterator[_Chain]:
         """The operator at a position with what follows it, shorter chains first."""
@@ -107,8 +92,8 @@ class _Epilogues:
         chain = _Chain({position: node}, [(value, position) for value in node.inputs])
         while not chain.words or chain.words[-1] == "add":
             value = chain.output
-            readers = self._readers.get(value, ())
-            if len(readers) != 1 or value in self._awaited or self._visible(value):
+            readers = self._uses.readers.get(value, ())
+            if len(readers) != 1 or not self._uses.droppable(value):
                 return
             follower = self._nodes[readers[0]]
             word = "" if follower is None or follower.op is None else _WORDS.get(follower.op.type, "")
@@ -122,17 +107,12 @@ class _Epilogues:
             chain = chain.longer(readers[0], follower, word, operands)
             yield chain
 
-    def _visible(self, value: Value) -> bool:
-        # What a blob holds before it is written again need not be stored, even if its last value is kept.
-        return self._kept(value.name) and value in self._graph.finals.get(value.name, ())
-
     def _holds(self, chain: _Chain) -> bool:
         """Whether all that the chain reads still holds when its last node runs, and lies elsewhere than what
         it writes: a convolution writes before it has read all.
         """
         for value, reader in chain.inputs:
-            writes = self._writes.get((value.name, value.device), [])
-            if any(reader <= w < chain.last and w not in chain.nodes for w in writes):
+            if any(w not in chain.nodes for w in self._uses.writes_between(value, reader, chain.last)):
                 return False
             # A member that is left out does not overwrite what it was to write.
             if value.name == chain.output.name:
@@ -142,7 +122,7 @@ class _Epilogues:
     def _fused(self, chain: _Chain) -> Node | None:
         """The node that does the work of a chain; ``None`` where its device has no kernel for it."""
         first, last = chain.nodes[min(chain.nodes)], chain.nodes[chain.last]
-        if first.op is None or last.op is None:
+        if first.op is None:
             return None
         definition = OperatorDef()
         definition.CopyFrom(first.op.definition)
@@ -156,23 +136,9 @@ class _Epilogues:
         values = tuple(value for value, _ in chain.inputs)
         definition.input.extend(value.name for value in values)
         definition.output.append(chain.output.name)
-        op = Operator(definition, last.op.net_name, last.op.index)
-        specs = [value.spec for value in values], [chain.output.spec]
-        kind = first.device.kind
-        if op.infer(specs[0]) != specs[1] or reason_against(op, kind, *specs) is not None:
-            return None
-        kernel = find(op, kind, *specs)
-        return Node(op, values, last.outputs, last.index, first.device, kernel)
+        return merged_node(definition, values, last)
 
 
 def _plain(node: Node) -> bool:
-    """Whether the default kernel runs the operator, in every run, on tensors of floats."""
-    op = node.op
-    return (
-        op is not None
-        and not node.constant
-        and not node.after
-        and not op.definition.engine
-        and len(node.outputs) == 1
-        and isinstance(node.outputs[0].spec, TensorSpec)
-    )
+    """Whether the default kernel runs the operator, in every run, and gives one tensor."""
+    return is_plain(node) and len(node.outputs) == 1 and isinstance(node.outputs[0].spec, TensorSpec)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import importlib
 import math
 import textwrap
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from gpunet.broadcasting import align
 from gpunet.definitions import make_operator
 from gpunet.devices import CPU
 from gpunet.dtypes import float_limits, is_float
 from gpunet.graph import Graph, Node, Value
-from gpunet.kernels import find, reason_against
 from gpunet.operator import Operator
 from gpunet.operators.fused import BROADCASTING, POINTWISE, TOTALS, expression
+from gpunet.passes.uses import Uses, is_plain, merged_node, with_nodes
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import Shape, TensorSpec
 
@@ -68,20 +67,8 @@ def fuse(graph: Graph, kept: Callable[[str], bool]) -> Graph:
 class _Fusion:
     def __init__(self, graph: Graph, kept: Callable[[str], bool]) -> None:
         self._graph = graph
-        self._kept = kept
-        self._writer: dict[Value, int] = {}
-        self._readers: dict[Value, list[int]] = {}
+        self._uses = Uses(graph, kept)
         self._constants = {value for node in graph.nodes if node.constant for value in node.outputs}
-        #: Values that others wait for without reading them.
-        self._awaited = {value for node in graph.nodes for value in node.after}
-        #: Where each blob is written, by name and device.
-        self._writes: dict[tuple[str, Any], list[int]] = {}
-        for position, node in enumerate(graph.nodes):
-            for value in node.inputs:
-                self._readers.setdefault(value, []).append(position)
-            for value in node.outputs:
-                self._writer[value] = position
-                self._writes.setdefault((value.name, value.device), []).append(position)
 
     def run(self) -> Graph:
         nodes: list[Node | None] = list(self._graph.nodes)
@@ -93,11 +80,7 @@ class _Fusion:
                 for member in group.nodes:
                     nodes[member] = None
                 nodes[position] = fused
-        left = [node for node in nodes if node is not None]
-        made = {value for node in left for value in node.outputs}
-        # A blob that is written, but not stored any more, has no value at the end.
-        finals = {name: [v for v in values if v in made] for name, values in self._graph.finals.items()}
-        return Graph(left, self._graph.entries, finals)
+        return with_nodes(self._graph, nodes)
 
     def _grown(self, last: int, node: Node, nodes: Sequence[Node | None]) -> _Group | None:
         """The group that ends at a node; ``None`` if that is no such group, or of one node."""
@@ -116,14 +99,11 @@ class _Fusion:
 
     def _take(self, group: _Group, value: Value, output: Value, nodes: Sequence[Node | None]) -> bool:
         """Takes in the operator that makes a value, if nothing speaks against it."""
-        position = self._writer.get(value)
+        position = self._uses.writer.get(value)
         node = None if position is None else nodes[position]
         if position is None or node is None or position in group.nodes or len(group.nodes) >= MAX_OPERATORS:
             return False
-        # What a blob holds before it is written again need not be stored, even if its last value is kept.
-        visible = self._kept(value.name) and value in self._graph.finals.get(value.name, ())
-        internal = not visible and value not in self._awaited
-        internal = internal and all(r in group.nodes for r in self._readers[value])
+        internal = self._uses.droppable(value) and all(r in group.nodes for r in self._uses.readers[value])
         operands = _operands(node, group.shape)
         if not internal or operands is None or node.device != group.nodes[group.last].device:
             return False
@@ -141,13 +121,11 @@ class _Fusion:
         for value, _ in group.operands[position]:
             if value in made:
                 continue
-            writes = self._writes.get((value.name, value.device), [])
-            between = writes[bisect_right(writes, position) : bisect_left(writes, group.last)]
-            if any(w not in group.nodes for w in between):
+            if any(w not in group.nodes for w in self._uses.writes_between(value, position, group.last)):
                 return False
             if value.name == output.name and (
                 value.spec != output.spec
-                or any(reader > group.last for reader in self._readers[value])
+                or any(reader > group.last for reader in self._uses.readers[value])
                 or value in self._constants
             ):
                 return False
@@ -183,17 +161,10 @@ def _is_total(node: Node) -> bool:
 
 
 def _plain(node: Node) -> bool:
-    """Whether the default kernel runs the operator, in every run."""
+    """Whether the default kernel runs the operator, in every run, and makes one value of what it reads."""
     op = node.op
-    return (
-        op is not None
-        and not node.constant
-        and not node.after
-        and not op.dynamic
-        and not op.definition.engine
-        and len(node.outputs) == 1
-        and bool(node.inputs)
-    )
+    single = len(node.outputs) == 1 and bool(node.inputs)
+    return op is not None and is_plain(node) and not op.dynamic and single
 
 
 def _operands(node: Node, shape: Shape) -> tuple[_Operand, ...] | None:
@@ -251,13 +222,9 @@ def _fused_node(group: _Group) -> Node | None:
         operands=[n for _, shape in inputs for n in shape],
         device_option=last.definition.device_option if last.definition.HasField("device_option") else None,
     )
-    op = Operator(definition, last.net_name, last.index)
-    definition.name = textwrap.shorten(expression(op), MAX_NAME, placeholder=" ...")
-    specs = [value.spec for value in values], [value.spec for value in node.outputs]
-    if reason_against(op, node.device.kind, *specs) is not None:
-        return None
-    kernel = find(op, node.device.kind, *specs)
-    return Node(op, values, node.outputs, node.index, node.device, kernel)
+    words = expression(Operator(definition, last.net_name, last.index))
+    definition.name = textwrap.shorten(words, MAX_NAME, placeholder=" ...")
+    return merged_node(definition, values, node)
 
 
 def _body(group: _Group, inputs: Sequence[_Operand]) -> NetDef:

@@ -41,6 +41,7 @@ from gpunet.operators.fused import BROADCASTING, POINTWISE
 from gpunet.operators.fused_convolution import words_of
 from gpunet.operators.joining import join_axis
 from gpunet.operators.pooling import POOLING_RANKS
+from gpunet.passes.uses import with_nodes
 from gpunet.proto import OperatorDef
 from gpunet.specs import BlobSpec, TensorSpec
 
@@ -172,11 +173,10 @@ class _Layouts:
         if not region:
             return self._graph
         nodes = list(self._rewritten(region))
-        made = {value for node in nodes for value in node.outputs}
         read = {value for node in nodes for value in node.inputs}
-        finals = {name: [v for v in values if v in made] for name, values in self._graph.finals.items()}
-        entries = [value for value in self._graph.entries if value in read]
-        return Graph(nodes, entries, finals)
+        rewritten = with_nodes(self._graph, nodes)
+        rewritten.entries = [value for value in rewritten.entries if value in read]
+        return rewritten
 
     # Which operators are turned.
 
@@ -218,7 +218,7 @@ class _Layouts:
             transposed = value in self._fixed or not all(readers)
         else:
             transposed = any(readers) and not self._is_constant(value)
-        return 2 * _bytes(value) if transposed else 0
+        return 2 * value.nbytes if transposed else 0
 
     def _is_constant(self, value: Value) -> bool:
         """Whether a value is the same in every run: filters that nothing writes."""
@@ -294,10 +294,6 @@ def _last(spec: BlobSpec) -> TensorSpec:
     return spec.with_shape(spec.shape[0], *spec.shape[2:], spec.shape[1])
 
 
-def _bytes(value: Value) -> int:
-    return value.spec.nbytes if isinstance(value.spec, TensorSpec) else 0
-
-
 def _transpose(type: str, source: Value, target: Value, node: Node, *, constant: bool = False) -> Node:
     """The node that gives ``target``, on the device of ``node``."""
     name = "" if node.op is None else node.op.net_name
@@ -360,10 +356,10 @@ def _gain(node: Node) -> int:
     if not isinstance(spec, TensorSpec) or not _on_tensor_cores(spec.dtype):
         return 0
     if op.type in _BACKWARD:
-        x, w, dy = map(_bytes, node.inputs[:3])
+        x, w, dy = (value.nbytes for value in node.inputs[:3])
         data = len(node.outputs) == (2 if op.args.no_bias else 3)
         return 2 * (x + dy + w) * (2 if data else 1)
-    x, w, y = _bytes(node.inputs[0]), _bytes(node.inputs[1]), _bytes(node.outputs[0])
+    x, w, y = (value.nbytes for value in (*node.inputs[:2], node.outputs[0]))
     return 2 * (x + w + y) + y * _passes(op)
 
 

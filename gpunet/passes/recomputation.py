@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from gpunet.graph import Graph, Node, Value, overwritten
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
-from gpunet.specs import TensorSpec
 
 #: Suffix of blobs that are computed again.
 AGAIN = "/again"
@@ -48,10 +47,6 @@ def recompute(graph: Graph, kept: Callable[[str], bool], segments: int = 0) -> G
     return Graph(nodes, graph.entries, graph.finals)
 
 
-def _bytes(value: Value) -> int:
-    return value.spec.nbytes if isinstance(value.spec, TensorSpec) else 0
-
-
 def _segment_of(forward: Sequence[Node], count: int) -> dict[Node, int]:
     """The number of the segment of each node: cuts at places where few bytes are handed on, near equal shares
     of memory.
@@ -62,7 +57,7 @@ def _segment_of(forward: Sequence[Node], count: int) -> dict[Node, int]:
     for index, node in enumerate(forward):
         for value in node.outputs:
             for place in range(index, last.get(value, index)):
-                crossing[place] += _bytes(value)
+                crossing[place] += value.nbytes
         for o in range(len(node.outputs)):
             source = node.aliased(o)
             if source in position:
@@ -71,10 +66,10 @@ def _segment_of(forward: Sequence[Node], count: int) -> dict[Node, int]:
                 for place in range(position[source], index):
                     crossing[place] += 1 << 60
     made = 0
-    total = sum(_bytes(v) for node in forward for v in node.outputs) or 1
+    total = sum(v.nbytes for node in forward for v in node.outputs) or 1
     shares = []
     for node in forward:
-        made += sum(_bytes(v) for v in node.outputs)
+        made += sum(v.nbytes for v in node.outputs)
         shares.append(made / total)
     cuts = set()
     for number in range(1, count):

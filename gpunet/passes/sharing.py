@@ -70,11 +70,10 @@ def _view_parts(node: Node, index: int, places: dict[Value, _Place], kept: Calla
         return
     offset = 0
     for o, part in enumerate(node.outputs):
-        size = part.spec.nbytes if isinstance(part.spec, TensorSpec) else 0
         usable = node.aliased(o) is None and not kept(part.name) and part.device == whole.device
-        if usable and size and offset % ALIGNMENT == 0:
+        if usable and part.nbytes and offset % ALIGNMENT == 0:
             node.shares[o], node.offsets[o] = 0, offset
-        offset += size
+        offset += part.nbytes
 
 
 def _partner(
