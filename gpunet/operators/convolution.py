@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpunet.arguments import Arguments, Bool, Int
+from gpunet.arguments import Arg, Arguments, Bool, Int
 from gpunet.errors import ArgumentError, SchemaError, ShapeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
 from gpunet.operators.window import Window, resolve_window, window_arguments
 from gpunet.proto import OperatorDef
 from gpunet.rules import describe, want_same_type, want_shape
-from gpunet.schema import FLOATS, Input, Output, register
+from gpunet.schema import FLOATS, FlopsFunction, InferFunction, Input, Output, register
 from gpunet.specs import TensorSpec, format_shape
 
 #: Forward types with the number of spatial dimensions that they take; ``None`` takes any.
@@ -25,18 +25,14 @@ def convolution_window(args: Arguments, image: TensorSpec, filters: TensorSpec) 
     return resolve_window(args, image.shape, kernel=sizes if len(sizes) == image.rank - 2 else None)
 
 
-def _check(op: Operator) -> None:
+def check_group(op: Operator) -> None:
+    """Raises :class:`ArgumentError` for a number of groups that makes no sense."""
     if op.args.group < 1:
         raise ArgumentError(f"argument 'group' is {op.args.group}, wanted at least 1")
 
 
-def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
-    """Checks X and W against each other; returns the window and the number of output channels."""
-    want_same_type(op, inputs)
-    x, w = inputs[0], inputs[1]
-    rank = CONVOLUTIONS.get(op.type.removesuffix("Gradient"))
-    if rank is not None and x.rank != rank + 2:
-        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
+def want_ranks(op: Operator, x: TensorSpec, w: TensorSpec) -> None:
+    """Raises :class:`ShapeError` unless X and W have as many dimensions, and at least a spatial one."""
     if x.rank < 3:
         raise ShapeError(
             f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 3: batch, channels and a "
@@ -47,6 +43,26 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
             f"filter W ({format_shape(w.shape)}) has {w.rank} dimensions, wanted {x.rank} as "
             f"{describe(op, 0, x)} has"
         )
+
+
+def want_sizes(w: TensorSpec, window: Window) -> None:
+    """Raises :class:`ShapeError` unless the filters are as large as the window."""
+    sizes = w.shape[1:-1] if window.channels_last else w.shape[2:]
+    if sizes != window.kernel:
+        raise ShapeError(
+            f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel "
+            f"{format_shape(window.kernel)}"
+        )
+
+
+def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
+    """Checks X and W against each other; returns the window and the number of output channels."""
+    want_same_type(op, inputs)
+    x, w = inputs[0], inputs[1]
+    rank = CONVOLUTIONS.get(op.type.removesuffix("Gradient"))
+    if rank is not None and x.rank != rank + 2:
+        raise ShapeError(f"{describe(op, 0, x)} has {x.rank} dimensions, wanted {rank + 2}")
+    want_ranks(op, x, w)
     window = convolution_window(op.args, x, w)
     group = op.args.group
     axis = -1 if window.channels_last else 1
@@ -57,12 +73,7 @@ def _resolve(op: Operator, inputs: Sequence[TensorSpec]) -> tuple[Window, int]:
             f"{describe(op, 0, x)} has {channels} channels, filter W ({format_shape(w.shape)}) wants "
             f"{in_group * group}{of}"
         )
-    sizes = w.shape[1:-1] if window.channels_last else w.shape[2:]
-    if sizes != window.kernel:
-        raise ShapeError(
-            f"filter W ({format_shape(w.shape)}) is {format_shape(sizes)} in space, arguments want kernel "
-            f"{format_shape(window.kernel)}"
-        )
+    want_sizes(w, window)
     if w.shape[0] % group:
         raise ShapeError(
             f"filter W ({format_shape(w.shape)}) has {w.shape[0]} output channels, wanted a multiple of "
@@ -87,12 +98,13 @@ def _infer_gradient(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSp
 
 
 def _check_gradient(op: Operator) -> None:
-    _check(op)
+    check_group(op)
     if op.args.no_bias and len(op.outputs) > 2:
         raise SchemaError(f"has {len(op.outputs)} outputs with no_bias, wanted 1 or 2 (dW, dX?)")
 
 
-def _gradient(g: GradientBuilder) -> list[OperatorDef]:
+def make_gradient(g: GradientBuilder) -> list[OperatorDef]:
+    """The gradient of a convolution, transposed or not: dW, db where there is a bias, and dX if wanted."""
     has_bias = len(g.op.inputs) > 2
     inputs = [g.input(0), g.input(1), g.output_grad(0)]
     outputs = [g.input_grad(1)]
@@ -120,7 +132,10 @@ def _flops_gradient(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequenc
     return multiplications(inputs[1], dy) * (1 + data) + bias * dy.size
 
 
-_GROUP = Int("group", 1, "number of groups: output channels see only the input channels of their own group")
+GROUP: Final = Int(
+    "group", 1, "number of groups: output channels see only the input channels of their own group"
+)
+NO_GRADIENT_TO_INPUT: Final = Bool("no_gradient_to_input", False, "the gradient of X is not wanted")
 _DOC = (
     "``Y[n, m, o] = b[m] + sum over c and k of W[m, c, k] X[n, c, o * stride - pad + k * dilation]``: "
     "cross-correlation with zero padding. "
@@ -139,16 +154,26 @@ def _register(type: str, rank: int | None) -> None:
         ],
         outputs=[Output("Y", "filtered images")],
         infer=infer_forward,
-        args=[
-            *window_arguments("filter"),
-            _GROUP,
-            Bool("no_gradient_to_input", False, "the gradient of X is not wanted"),
-        ],
-        gradient=_gradient,
+        args=[*window_arguments("filter"), GROUP, NO_GRADIENT_TO_INPUT],
+        gradient=make_gradient,
         flops=_flops,
-        check=_check,
+        check=check_group,
         doc=_DOC,
     )
+    register_gradient(type, window_arguments("filter"), _infer_gradient, _flops_gradient)
+
+
+def register_gradient(
+    type: str, arguments: Sequence[Arg], infer: InferFunction, flops: FlopsFunction
+) -> None:
+    """Registers what :func:`make_gradient` makes for an operator type.
+
+    Args:
+        type: the forward type.
+        arguments: of its window.
+        infer: from X, W and dY to dW, db and dX, or dW and dX with ``no_bias``.
+        flops: of the gradients that are asked for.
+    """
     register(
         f"{type}Gradient",
         inputs=[
@@ -161,13 +186,13 @@ def _register(type: str, rank: int | None) -> None:
             Output("db", "gradient of b; with no_bias, dX takes this place", optional=True),
             Output("dX", "gradient of X", optional=True),
         ],
-        infer=_infer_gradient,
+        infer=infer,
         args=[
-            *window_arguments("filter"),
-            _GROUP,
+            *arguments,
+            GROUP,
             Bool("no_bias", False, "the forward operator had no bias: outputs are dW and dX"),
         ],
-        flops=_flops_gradient,
+        flops=flops,
         check=_check_gradient,
         doc=f"Gradients of {type}: outputs dW, db, dX, or dW, dX with ``no_bias``; dX may be left out.",
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpunet.arguments import REQUIRED, Arguments, Int, Str
+from gpunet.arguments import REQUIRED, Arguments, Str
 from gpunet.errors import ArgumentError, SchemaError
 from gpunet.operator import Operator
-from gpunet.operators.convolution import infer_forward, multiplications
+from gpunet.operators.convolution import GROUP, check_group, infer_forward, multiplications
 from gpunet.operators.matmul import FC_ARGS, fc_flops, infer_fc
 from gpunet.operators.window import window_arguments
 from gpunet.rules import want_same_type, want_shape
@@ -54,8 +54,7 @@ def _check(op: Operator) -> None:
     wanted = 2 + sum(w in _OPERANDS for w in words)
     if len(op.inputs) != wanted:
         raise SchemaError(f"has {len(op.inputs)} inputs, wanted {wanted} for epilogue {op.args.epilogue}")
-    if op.args.group < 1:
-        raise ArgumentError(f"argument 'group' is {op.args.group}, wanted at least 1")
+    check_group(op)
 
 
 def _infer(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -84,7 +83,7 @@ register(
     outputs=[Output("Y", "filtered images after the epilogue")],
     args=[
         *window_arguments("filter"),
-        Int("group", 1, "number of groups, as of Conv"),
+        GROUP,
         Str(
             "epilogue",
             REQUIRED,

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from gpunet.arguments import Bool, Int
-from gpunet.errors import ArgumentError, DataTypeError
+from gpunet.errors import DataTypeError
 from gpunet.operator import Operator
-from gpunet.operators.convolution import infer_forward, multiplications
+from gpunet.operators.convolution import GROUP, check_group, infer_forward, multiplications
 from gpunet.operators.window import window_arguments
 from gpunet.rules import canonical_axis, describe, flops_per_input, want_shape, want_size
 from gpunet.schema import FLOATS, NOT_DIFFERENTIABLE, Input, Output, Types, register
@@ -93,11 +93,6 @@ register(
 )
 
 
-def _check_convolution(op: Operator) -> None:
-    if op.args.group < 1:
-        raise ArgumentError(f"argument 'group' is {op.args.group}, wanted at least 1")
-
-
 def _infer_convolution(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     x, w, filters = inputs[0], inputs[3], inputs[3].shape[0] if inputs[3].rank else 0
     for index in (1, 2, 6, 7):
@@ -138,14 +133,14 @@ register(
     outputs=[Output("Y", "filtered images")],
     args=[
         *window_arguments("filter"),
-        Int("group", 1, "number of groups: output channels see only the input channels of their own group"),
+        GROUP,
         Bool(
             "symmetric",
             False,
             "the zero points of X and W are 0 and are not read: a GPU then takes cuDNN (of gpunet's own)",
         ),
     ],
-    check=_check_convolution,
+    check=check_group,
     infer=_infer_convolution,
     gradient=NOT_DIFFERENTIABLE,
     flops=_flops,
