@@ -314,6 +314,15 @@ class CudaBackend(Backend):
             self._staging.to_host(target, source.pointer, stream)
         device_errors.check(self, source, stream)
 
+    def copy_back(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
+        """Copies to page-locked memory by one copy, and waits."""
+        self._refuse_capture(source, stream)
+        source.memory.used_on(stream)
+        with self.cuda.located(f"copying {source.name!r} from {self.device}"):
+            self._copy_addresses(int(target.ctypes.data), source.pointer, source.nbytes, stream)
+            stream.record().synchronize()
+        device_errors.check(self, source, stream)
+
     def copy(self, target: Buffer, source: Buffer, stream: Stream) -> None:
         """Copies between two buffers of one size, of this or another GPU."""
         target.memory.used_on(stream)

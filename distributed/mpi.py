@@ -3,7 +3,8 @@
 Only what the MPI standard has is used, so MPICH, Open MPI and their kin serve alike. Before an operation of
 all ranks they exchange what they are about to do, so that a disagreement is an error with names and not a
 hang or a wrong number; that exchange is also where ranks wait for each other, with sleeps that grow. Then
-data moves by non-blocking operations in place, in pieces.
+data moves by non-blocking operations in place, in pieces. Ranks of one host exchange through memory that they
+share (:mod:`gpunet.distributed.board`), small tensors at once with what they are about to do with them.
 
 Sums of half types: each rank gets a part of the elements from all others, adds them in float32 in the order
 of the ranks, rounds once, and sends the result to all. That moves as few bytes as a ring and gives all ranks
@@ -30,6 +31,7 @@ import numpy as np
 from gpunet import backends
 from gpunet.buffers import Buffer
 from gpunet.distributed import failure
+from gpunet.distributed.board import SLOT_BYTES, Board
 from gpunet.distributed.communicator import (
     KINDS,
     MAX,
@@ -43,6 +45,7 @@ from gpunet.distributed.communicator import (
 )
 from gpunet.distributed.discovery import Place, discover
 from gpunet.distributed.single import copy_tensor
+from gpunet.distributed.staging import Staging
 from gpunet.dtypes import NUMPY_TO_PROTO, is_half
 from gpunet.errors import DeviceError
 
@@ -56,6 +59,10 @@ _SPINS: Final = 30
 _SHORT_SLEEP: Final = 2e-5
 _LONG_SLEEP: Final = 2e-3
 _CUDA_AWARE_VARIABLE: Final = "GPUNET_CUDA_AWARE_MPI"
+#: Operations whose tensor, where it is small, goes with the agreement.
+_CARRIED: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+#: How many numbers say what a rank is about to do.
+_WORDS: Final = 4
 
 
 def load_mpi() -> Any:
@@ -80,6 +87,8 @@ class MpiCommunicator(Communicator):
 
     Args:
         chunk_bytes: most bytes that one call of MPI moves.
+        board_bytes: most bytes of a tensor that goes through shared memory, where all ranks are on one host;
+            0 uses messages alone.
 
     Raises:
         DeviceError: there is no MPI, or it is not the one of the ``mpirun`` that started this process.
@@ -87,7 +96,7 @@ class MpiCommunicator(Communicator):
 
     name = "MPI"
 
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES, board_bytes: int = SLOT_BYTES) -> None:
         self.mpi = mpi = load_mpi()
         told = discover()
         world = mpi.COMM_WORLD
@@ -112,8 +121,12 @@ class MpiCommunicator(Communicator):
         self.chunk_bytes = chunk_bytes
         self.cuda_aware = cuda_aware(mpi)
         self._ops = {SUM: mpi.SUM, MEAN: mpi.SUM, MAX: mpi.MAX, MIN: mpi.MIN}
-        self._intent = np.zeros(4, np.int64)
-        self._intents = np.zeros((self.size, 4), np.int64)
+        self._intents = np.zeros((self.size, _WORDS), np.int64)
+        alone = 1 < self.size == place.local_size and board_bytes > 0
+        self._board = Board(mpi, self.comm, board_bytes) if alone else None
+        self._staging = Staging()
+        #: Whether the agreement on the operation under way came with the data of all ranks.
+        self._carried = False
         failure.install(place, world.Abort if mpi.Query_thread() == mpi.THREAD_MULTIPLE else os._exit)
         if self.size > 1 and not _monitor_asked:
             _monitor_asked.append(True)
@@ -148,14 +161,23 @@ class MpiCommunicator(Communicator):
             return
         self._flush()
         code = KINDS.index(kind) + (len(KINDS) * (OPS.index(op) + 1) if op else 0)
-        mine = self._intent
-        mine[0], mine[1] = code, root
-        mine[2] = -1 if x is None else _type_code(x.dtype)
-        mine[3] = -1 if x is None else x.size
-        self._wait(self.comm.Iallgather(mine, self._intents), patient=True)
-        if (self._intents == mine).all():
+        what = (-1, -1) if x is None else (_type_code(x.dtype), x.size)
+        mine = (code, root, *what)
+        carried = self._carried = False
+        board = self._board
+        if board is None:
+            self._wait(self.comm.Iallgather(np.array(mine, np.int64), self._intents), patient=True)
+            intents = self._intents
+        else:
+            # A tensor on a device has to come to the host first; ranks may have other kinds of device.
+            here = x if isinstance(x, np.ndarray) and kind in _CARRIED and self._fitting(x) else None
+            shown = None if kind == "broadcast" and root != self.rank else here
+            found = self._round(board, (*mine, here is not None), shown)
+            intents, carried = found[:, :_WORDS], bool(found[:, _WORDS].all())
+        if (intents == mine).all():
+            self._carried = carried
             return
-        wrong = [r for r in range(self.size) if (self._intents[r] != self._intents[0]).any()]
+        wrong = [r for r in range(self.size) if (intents[r] != intents[0]).any()]
         texts = [part.decode() for part in self._all_gather_bytes(failure.at().encode())]
         others = "; ".join(f"rank {r} is {texts[r]}" for r in wrong)
         raise failure.CollectiveError(
@@ -172,6 +194,30 @@ class MpiCommunicator(Communicator):
                 if found.simulated:
                     found.stream.synchronize()
 
+    # ---- through shared memory ----
+
+    def _fitting(self, x: Tensor) -> Board | None:
+        """The board, for a tensor that goes through it: one that is small, unless MPI takes those of devices
+        itself.
+        """
+        board = self._board
+        return board if board and not self.cuda_aware and 0 < x.nbytes <= board.slot_bytes else None
+
+    def _round(self, board: Board, intent: Sequence[int], data: Array | None) -> Array:
+        """Shows the other ranks numbers and data, waits for theirs, and returns their numbers."""
+        board.show(intent, data)
+        if not any(board.complete() for _ in range(_SPINS)):
+            self._sleep_until(board.complete, patient=True)
+        return board.intents(len(intent))
+
+    def _shown(self, board: Board, x: Array, *, mine: bool = True) -> Array:
+        """The tensors of all ranks, a row each; ``x`` is that of this rank, if it has one to show."""
+        if self._carried:
+            self._carried = False
+        else:
+            self._round(board, (), x if mine else None)
+        return board.data(x.dtype, x.size)
+
     # ---- operations on the host ----
 
     def _pieces(self, count: int, itemsize: int) -> list[slice]:
@@ -184,10 +230,13 @@ class MpiCommunicator(Communicator):
                 for part in self._views(x, stream):
                     self._wait(self.comm.Iallreduce(self.mpi.IN_PLACE, part, self._ops[op]))
                 return
-            self._staged(lambda a: self._all_reduce(a, op, None), [x], stream)
+            self._staging.run(lambda a: self._all_reduce(a, op, None), [x], stream)
             return
         flat = x.reshape(-1)
         if self.size == 1 or not flat.size:
+            return
+        if board := self._fitting(flat):
+            _combine(self._shown(board, flat), op, flat)
             return
         for piece in self._pieces(flat.size, flat.itemsize):
             self._reduce_piece(flat[piece], op)
@@ -209,17 +258,9 @@ class MpiCommunicator(Communicator):
         """This rank's part of the reduction of ``size`` equal parts of a half type."""
         received = np.empty_like(x)
         self._wait(self.comm.Ialltoall(_bytes(x), _bytes(received)))
-        parts = received.reshape(self.size, -1)
-        if op in (MAX, MIN):
-            chosen = np.maximum if op == MAX else np.minimum
-            return np.asarray(chosen.reduce(parts, axis=0))
-        total = parts[0].astype(np.float32)
-        for part in parts[1:]:
-            total += part
-        if op == MEAN:
-            total /= self.size
-        with np.errstate(over="ignore"):
-            return np.asarray(total.astype(x.dtype))
+        reduced = np.empty(x.size // self.size, x.dtype)
+        _combine(received.reshape(self.size, -1), op, reduced)
+        return reduced
 
     def _reduce(self, x: Tensor, root: int, op: str, stream: Stream | None) -> None:
         # All ranks reduce: one way to add, the same bits as all_reduce.
@@ -231,18 +272,27 @@ class MpiCommunicator(Communicator):
                 for part in self._views(x.view((x.nbytes,), np.uint8), stream):
                     self._wait(self.comm.Ibcast(part, root))
                 return
-            self._staged(lambda a: self._broadcast(a, root, None), [x], stream)
+            self._staging.run(lambda a: self._broadcast(a, root, None), [x], stream)
             return
         data = _bytes(x)
-        if self.size > 1:
-            for piece in self._pieces(data.size, 1):
-                self._wait(self.comm.Ibcast(data[piece], root))
+        if self.size == 1:
+            return
+        if board := self._fitting(data):
+            shown = self._shown(board, data, mine=root == self.rank)
+            if root != self.rank:
+                data[:] = shown[root]
+            return
+        for piece in self._pieces(data.size, 1):
+            self._wait(self.comm.Ibcast(data[piece], root))
 
     def _all_gather(self, x: Tensor, out: Tensor, stream: Stream | None) -> None:
         if isinstance(x, Buffer) or isinstance(out, Buffer):
-            self._staged(lambda a, b: self._all_gather(a, b, None), [x, out], stream)
+            self._staging.run(lambda a, b: self._all_gather(a, b, None), [x, out], stream)
             return
         source, target = _bytes(x), _bytes(out).reshape(self.size, -1)
+        if board := self._fitting(source):
+            target[:] = self._shown(board, source)
+            return
         own = target[self.rank]
         if source.ctypes.data != own.ctypes.data:
             np.copyto(own, source)
@@ -269,12 +319,16 @@ class MpiCommunicator(Communicator):
 
     def _reduce_scatter(self, x: Tensor, out: Tensor, op: str, stream: Stream | None) -> None:
         if isinstance(x, Buffer) or isinstance(out, Buffer):
-            self._staged(lambda a, b: self._reduce_scatter(a, b, op, None), [x, out], stream)
+            self._staging.run(lambda a, b: self._reduce_scatter(a, b, op, None), [x, out], stream)
             return
         if self.size == 1 or not out.size:
             copy_tensor(out, x, None)
             return
         parts, target = x.reshape(self.size, -1), out.reshape(-1)
+        if board := self._fitting(x):
+            shown = self._shown(board, x.reshape(-1)).reshape(self.size, self.size, -1)
+            _combine(shown[:, self.rank], op, target)
+            return
         for piece in self._pieces(target.size, target.itemsize * self.size):
             source = np.ascontiguousarray(parts[:, piece])
             if is_half(x.dtype):
@@ -288,7 +342,7 @@ class MpiCommunicator(Communicator):
 
     def _send(self, x: Tensor, to: int, tag: int, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a: self._send(a, to, tag, None), [x], stream, back=False)
+            self._staging.run(lambda a: self._send(a, to, tag, None), [x], stream, back=False)
             return
         data = _bytes(x)
         header = np.array([_type_code(x.dtype), x.size], np.int64)
@@ -298,7 +352,7 @@ class MpiCommunicator(Communicator):
 
     def _recv(self, x: Tensor, source: int, tag: int, stream: Stream | None) -> None:
         if isinstance(x, Buffer):
-            self._staged(lambda a: self._recv(a, source, tag, None), [x], stream)
+            self._staging.run(lambda a: self._recv(a, source, tag, None), [x], stream)
             return
         data = _bytes(x)
         header = np.empty(2, np.int64)
@@ -316,7 +370,7 @@ class MpiCommunicator(Communicator):
 
     def _all_gather_bytes(self, text: bytes) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
-        self._wait(self.comm.Iallgather(np.array([len(text)], np.int64), lengths))
+        self._all_gather(np.array([len(text)], np.int64), lengths, None)
         longest = int(lengths.max())
         mine = np.zeros(longest, np.uint8)
         mine[: len(text)] = np.frombuffer(text, np.uint8)
@@ -361,28 +415,11 @@ class MpiCommunicator(Communicator):
         sizes = [(p.start * x.dtype.itemsize, p.stop - p.start) for p in pieces]
         return [Buffer(x.backend, x.memory, (n,), x.dtype, x.offset + at, x.name) for at, n in sizes]
 
-    def _staged(
-        self,
-        work: Callable[..., None],
-        buffers: Sequence[Tensor],
-        stream: Stream | None,
-        *,
-        back: bool = True,
-    ) -> None:
-        """Runs ``work`` on host copies of buffers, of which the last is written; waits for the stream."""
-        whole = [b for b in buffers if isinstance(b, Buffer)]
-        if len(whole) < len(buffers):
-            raise DeviceError("one tensor is on a device and one on the host, wanted both in one place")
-        backend = whole[0].backend
-        queue = stream or backend.stream
-        hosts = [np.empty(b.shape, b.dtype) for b in whole]
-        backend.copy_out(hosts[0], whole[0], queue)
-        work(*hosts)
-        if back:
-            backend.copy_in(whole[-1], hosts[-1], queue)
-
     def close(self) -> None:
         """Gives the communicator back to MPI; all ranks call it."""
+        self._staging.close()
+        if self._board is not None:
+            self._board.close()
         self.comm.Free()
 
     # ---- the monitor ----
@@ -465,6 +502,24 @@ def cuda_aware(mpi: Any) -> bool:
 
 def _library(mpi: Any) -> str:
     return str(mpi.Get_library_version()).strip("\0 \n").splitlines()[0]
+
+
+def _combine(parts: Array, op: str, out: Array) -> None:
+    """Reduces the rows of ``parts``, in their order; sums of half types are made in float32."""
+    if op in (MAX, MIN):
+        (np.maximum if op == MAX else np.minimum).reduce(parts, axis=0, out=out)
+        return
+    half = is_half(parts.dtype)
+    total = parts[0].astype(np.float32) if half else out
+    if not half:
+        np.copyto(out, parts[0])
+    for part in parts[1:]:
+        np.add(total, part, out=total)
+    if op == MEAN:
+        np.divide(total, len(parts), out=total)
+    if half:
+        with np.errstate(over="ignore"):
+            out[...] = total
 
 
 def _bytes(x: Array) -> Array:

@@ -144,7 +144,9 @@ class Backend(ABC):
         """
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Host memory for :meth:`copy_later`, page-locked where the device has a use for that."""
+        """Host memory for :meth:`copy_later` and :meth:`copy_back`; page-locked where the device has a use
+        for that.
+        """
         return np.empty(nbytes, np.uint8)
 
     def copy_later(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> Event:
@@ -158,6 +160,10 @@ class Backend(ABC):
     @abstractmethod
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
         """Copies to a C-contiguous host array and waits: the array holds the values when this returns."""
+
+    def copy_back(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
+        """As :meth:`copy_out`, to a C-contiguous array in memory of :meth:`pinned`."""
+        self.copy_out(target, source, stream)
 
     @abstractmethod
     def copy(self, target: Buffer, source: Buffer, stream: Stream) -> None:

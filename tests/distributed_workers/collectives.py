@@ -1,4 +1,6 @@
-"""Every operation of the communicator, on every element type, against NumPy; `collectives CHUNK_BYTES`."""
+"""Every operation of the communicator, on every element type, against NumPy: `collectives CHUNK_BYTES
+BOARD_BYTES`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def tensors(dtype: str, shape: tuple[int, ...], ranks: int) -> list[np.ndarray]:
 
 
 def main() -> None:
-    ranks = MpiCommunicator(int(sys.argv[1]))
+    ranks = MpiCommunicator(*map(int, sys.argv[1:]))
     rank, size = ranks.rank, ranks.size
     for dtype in TYPES:
         for shape in ((0,), (), (7,), (3, 5), (2, 0, 3), (1001,)):
