@@ -36,6 +36,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from gpunet.errors import DeviceError, SchemaError
 from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
+from gpunet.widening import is_narrow, wide_specs, widened
 
 KernelFunction: TypeAlias = Callable[..., Any]
 ScratchFunction: TypeAlias = Callable[[Operator, Sequence[Any], Sequence[Any]], Sequence[TensorSpec]]
@@ -205,8 +206,6 @@ def reason_against(op: Operator, device: str, inputs: Sequence[Any], outputs: Se
 def _search(
     op: Operator, device: str, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[Kernel, None] | tuple[None, str]:
-    from gpunet.widening import is_narrow, wide_specs, widened
-
     load(device)
     kind = _KERNEL_KIND[device]
     if kind != "cpu" and any(not isinstance(s, TensorSpec) or s.dtype == object for s in [*inputs, *outputs]):

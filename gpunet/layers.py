@@ -70,27 +70,17 @@ class Layers(ABC):
             weight_filler: the operator that fills the weights.
             args: further arguments of the operator.
         """
-        shape = self.shape_of(x)
-        rank = len(shape) - 2
-        incoming = shape[1] if order == "NCHW" else shape[-1]
-        if group < 1 or incoming % group or channels % group:
-            raise ShapeError(
-                f"[Conv] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted multiples "
-                f"of group {group}"
-            )
-        window = _spread(kernel, rank)
-        middle = (incoming // group, *window) if order == "NCHW" else (*window, incoming // group)
-        inputs = [x, self.add_parameter(f"{name}_w", (channels, *middle), weight_filler)]
-        if bias:
-            inputs.append(self.add_parameter(f"{name}_b", (channels,), "ConstantFill", decay=False))
-        pads = list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank)
+        inputs, window = self._filters(
+            "Conv", x, name, channels, kernel, group, order, weight_filler, bias=bias
+        )
+        rank = len(window)
         return self._one(
             "Conv",
             inputs,
             name,
             kernels=list(window),
             strides=list(_spread(stride, rank)),
-            pads=pads,
+            pads=list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank),
             dilations=list(_spread(dilation, rank)),
             group=group if group > 1 else None,
             order=order,
@@ -129,19 +119,10 @@ class Layers(ABC):
             weight_filler: the operator that fills the weights.
             args: further arguments of the operator.
         """
-        shape = self.shape_of(x)
-        rank = len(shape) - 2
-        incoming = shape[1] if order == "NCHW" else shape[-1]
-        if group < 1 or incoming % group or channels % group:
-            raise ShapeError(
-                f"[ConvTranspose] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted "
-                f"multiples of group {group}"
-            )
-        window = _spread(kernel, rank)
-        middle = (channels // group, *window) if order == "NCHW" else (*window, channels // group)
-        inputs = [x, self.add_parameter(f"{name}_w", (incoming, *middle), weight_filler)]
-        if bias:
-            inputs.append(self.add_parameter(f"{name}_b", (channels,), "ConstantFill", decay=False))
+        inputs, window = self._filters(
+            "ConvTranspose", x, name, channels, kernel, group, order, weight_filler, bias=bias
+        )
+        rank = len(window)
         return self._one(
             "ConvTranspose",
             inputs,
@@ -199,10 +180,7 @@ class Layers(ABC):
 
         ``momentum`` is what the running statistics keep.
         """
-        shape = self.shape_of(x)
-        channels = (shape[1] if order == "NCHW" else shape[-1],)
-        scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
-        shift = self.add_parameter(f"{name}_b", channels, "ConstantFill", decay=False)
+        channels, scale, shift = self._scale_and_shift(x, name, order)
         mean = self.add_statistic(f"{name}_rm", channels, 0.0)
         variance = self.add_statistic(f"{name}_riv", channels, 1.0)
         outputs = [scoped(name), mean, variance, scoped(f"{name}_sm"), scoped(f"{name}_siv")]
@@ -247,12 +225,17 @@ class Layers(ABC):
         return self._norm_of_channels("InstanceNorm", x, name, epsilon=epsilon, order=order, **args)
 
     def _norm_of_channels(self, type: str, x: str, name: str, **args: Any) -> str:
-        shape = self.shape_of(x)
-        channels = (shape[1] if args["order"] == "NCHW" else shape[-1],)
-        scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
-        shift = self.add_parameter(f"{name}_b", channels, "ConstantFill", decay=False)
+        _, scale, shift = self._scale_and_shift(x, name, args["order"])
         outputs = [scoped(name), scoped(f"{name}_mean"), scoped(f"{name}_inv_std")]
         return str(self.add(type, [x, scale, shift], outputs, **args)[0])
+
+    def _scale_and_shift(self, x: str, name: str, order: str) -> tuple[Shape, str, str]:
+        """Parameters for each channel of images: their shape, and their names."""
+        shape = self.shape_of(x)
+        channels = (shape[1] if order == "NCHW" else shape[-1],)
+        scale = self.add_parameter(f"{name}_s", channels, "ConstantFill", decay=False, value=1.0)
+        shift = self.add_parameter(f"{name}_b", channels, "ConstantFill", decay=False)
+        return channels, scale, shift
 
     def relu(self, x: str, name: str | None = None) -> str:
         """``max(x, 0)``; in place where no name is given."""
@@ -309,6 +292,37 @@ class Layers(ABC):
     def flatten(self, x: str, name: str, axis: int = 1) -> str:
         """Two dimensions: everything before ``axis``, everything from it on."""
         return self._one("Flatten", [x], name, axis=axis)
+
+    def _filters(
+        self,
+        type: str,
+        x: str,
+        name: str,
+        channels: int,
+        kernel: int | Sequence[int],
+        group: int,
+        order: str,
+        weight_filler: str,
+        *,
+        bias: bool,
+    ) -> tuple[list[str], tuple[int, ...]]:
+        """The inputs of a convolution, its parameters among them, and the size of its window."""
+        shape = self.shape_of(x)
+        incoming = shape[1] if order == "NCHW" else shape[-1]
+        if group < 1 or incoming % group or channels % group:
+            raise ShapeError(
+                f"[{type}] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted "
+                f"multiples of group {group}"
+            )
+        window = _spread(kernel, len(shape) - 2)
+        # A transposed convolution has the filters of the convolution from its output to its input.
+        first, second = (incoming, channels) if type == "ConvTranspose" else (channels, incoming)
+        depth = second // group
+        filters = (first, depth, *window) if order == "NCHW" else (first, *window, depth)
+        inputs = [x, self.add_parameter(f"{name}_w", filters, weight_filler)]
+        if bias:
+            inputs.append(self.add_parameter(f"{name}_b", (channels,), "ConstantFill", decay=False))
+        return inputs, window
 
     def _pool(
         self,

@@ -11,16 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
 from gpunet.dtypes import bfloat16, is_bfloat16
-from gpunet.kernels import Kernel, KernelContext
 from gpunet.operator import Operator
 from gpunet.specs import BlobSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from gpunet.kernels import Kernel, KernelContext
 
 _Array = npt.NDArray[Any]
 _Specs = Sequence[BlobSpec | None]
