@@ -23,7 +23,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gpunet.distributed.data_parallel import LARGEST, SHARES
+from gpunet.distributed.buckets import LARGEST, SHARES
 
 _MIB: Final = 1 << 20
 _HALF: Final = 0.5

@@ -30,29 +30,30 @@ from gpunet.blobs import spec_of
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
 from gpunet.distributed.agreement import check_same_graph
+from gpunet.distributed.buckets import (
+    UNSCALE,
+    WEIGHT,
+    BucketWriter,
+    add_metrics,
+    add_weight,
+    bucket_sizes,
+    end_of_backward,
+    fill_buckets,
+    make_micro_net,
+)
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
-from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, GradientError, KernelError
 from gpunet.gradient_maker import GradientSlice
-from gpunet.model import Model, Parameter
+from gpunet.model import Model
 from gpunet.proto import NetDef, OperatorDef
-from gpunet.specs import TensorSpec
 from gpunet.workspace import Workspace
 
 log = logging.getLogger("gpunet")
 
-#: The blob of this rank's share of the samples of a step: what its gradients are multiplied with.
-WEIGHT: Final = "data_parallel_weight"
 #: The blob that is 0 where a compressed sum overflowed and the step was skipped.
 FINITE: Final = "data_parallel_finite"
 _ONE: Final = "data_parallel_one"
-#: The operator that scales gradients back in :mod:`gpunet.mixed_precision`.
-UNSCALE: Final = "UnscaleGradients"
-MEBI: Final = 1 << 20
-#: Most bytes of a bucket, and how many buckets gradients are to fill at least, where nobody says.
-LARGEST: Final = 25 * MEBI
-SHARES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -291,13 +292,14 @@ def parallelize(
     before an optimizer is applied.
 
     Args:
-        model: its blob :data:`WEIGHT` is this rank's share of the samples, ``1 / size`` at first.
+        model: its blob :data:`~gpunet.distributed.buckets.WEIGHT` is this rank's share of the samples,
+            ``1 / size`` at first.
         bucket_bytes: a bucket is full when its gradients have as many bytes; by default
-            :func:`bucket_sizes` chooses.
+            :func:`gpunet.distributed.buckets.bucket_sizes` chooses.
         first_bucket_bytes: the same for the first one, so that reductions begin early.
         compression: a name (:data:`gpunet.distributed.compression.NAMES`) or a compressor of your own.
         metrics: scalar blobs of the forward pass, means over the rank's samples, that become the mean over
-            all ranks at the end of the backward pass (the loss, say).
+            all ranks in the backward pass (the loss, say), behind whatever else reads them.
         accumulate: make :attr:`DataParallel.micro_net` too, for steps of several micro-batches with one
             reduction.
         communicator: the ranks; :func:`gpunet.distributed.world` by default.
@@ -329,8 +331,7 @@ def parallelize(
     for bucket, position in zip(buckets, positions, strict=True):
         inserted.setdefault(position, []).extend(writer.reduce(bucket, chosen))
     last = inserted.setdefault(end, [])
-    if metrics:
-        last.extend(writer.reduce(metric_bucket(model, metrics), NoCompression()))
+    add_metrics(model, metrics, operators[: end + 1], writer, inserted)
     for parameter in model.params:
         if isinstance(parameter.gradient, GradientSlice):
             if accumulate:
@@ -344,33 +345,6 @@ def parallelize(
     model.insert_operators(inserted)
     micro_net = make_micro_net(model, operators[: end + 1], writer) if accumulate else None
     return DataParallel(model, buckets, chosen, ranks, writer.shared, micro_net)
-
-
-def bucket_sizes(model: Model, bucket_bytes: int | None, first_bytes: int | None) -> tuple[int, int]:
-    """Bytes of a bucket and of the first one, where ``None`` asks for a choice.
-
-    That is an eighth of all gradients, so that small models have something to reduce during the backward
-    pass, but at most 25 MiB, and 1 MiB for the first one. Raises :class:`ArgumentError` for a number below 1.
-    """
-    specs = [model.specs.get(p.gradient) for p in model.params if isinstance(p.gradient, str)]
-    total = sum(found.nbytes for found in specs if isinstance(found, TensorSpec))
-    chosen = min(LARGEST, -(-total // SHARES)) or 1 if bucket_bytes is None else bucket_bytes
-    first = min(MEBI, chosen) if first_bytes is None else first_bytes
-    if chosen < 1 or first < 1:
-        raise ArgumentError(
-            f"bucket_bytes is {bucket_bytes} and first_bucket_bytes {first_bytes}, wanted at least 1"
-        )
-    return chosen, first
-
-
-def end_of_backward(operators: Sequence[OperatorDef]) -> int:
-    """Position of the last operator that makes gradients: what scales them back comes behind."""
-    return next((i for i, op in enumerate(operators) if op.type == UNSCALE), len(operators)) - 1
-
-
-def add_weight(model: Model, size: int) -> str:
-    """The blob :data:`WEIGHT`, made in the init net for ``size`` equal ranks."""
-    return model.add_blob(WEIGHT, (1,), value=1.0 / size)
 
 
 def synchronize_batch_norm(model: Model, communicator: Communicator | None = None) -> None:
@@ -404,130 +378,6 @@ def synchronize_batch_norm(model: Model, communicator: Communicator | None = Non
     model.rewrite_forward(rewrite)
 
 
-class BucketWriter:
-    """Makes the operators of buckets, and the blobs that they need; the emitter of compressors."""
-
-    def __init__(self, model: Model, *, accumulate: bool) -> None:
-        self._model = model
-        self._accumulate = accumulate
-        self._made: list[OperatorDef] = []
-        #: For each bucket, operators of the micro net.
-        self.gathering: list[OperatorDef] = []
-        #: Blobs of compressors that ranks begin with alike.
-        self.shared: list[str] = []
-
-    def operator(self, type: str, inputs: Sequence[str], outputs: Sequence[str], **args: Any) -> None:
-        """Appends an operator."""
-        self._made.append(make_operator(type, inputs, outputs, **args))
-
-    def state(self, name: str, size: int, filler: str = "ConstantFill") -> str:
-        """Makes a blob that each rank keeps for itself."""
-        self.shared.append(name)
-        return self._model.add_blob(name, (size,), filler)
-
-    def reduce(self, bucket: Bucket, compression: Compressor) -> list[OperatorDef]:
-        """From the gradients to their sum over the ranks."""
-        self._made = []
-        sent = compression.compress(bucket, WEIGHT, self)
-        if self._accumulate:
-            self._drain(bucket)
-        arrived = []
-        for blob in sent:
-            target = f"{blob}_gathered" if compression.gathers else blob
-            self.operator("Allgather" if compression.gathers else "Allreduce", [blob], [target])
-            arrived.append(target)
-        compression.decompress(bucket, arrived, self)
-        return self._made
-
-    def scatter(self, bucket: Bucket) -> list[OperatorDef]:
-        """From the gradients to this rank's part of their sum, the blob ``<bucket>_grad``."""
-        self._made = []
-        NoCompression().compress(bucket, WEIGHT, self)
-        if self._accumulate:
-            self._drain(bucket)
-        self.operator("ReduceScatter", [bucket.name], [f"{bucket.name}_grad"])
-        return self._made
-
-    def _drain(self, bucket: Bucket) -> None:
-        """Adds earlier micro-batches to what was just packed, before it is compressed."""
-        at = next(i for i, op in enumerate(self._made) if op.type == "PackBucket")
-        packed = self._made[at].output[0]
-        # Sums of micro-batches are made in the type that is packed to.
-        gathered, part = f"{bucket.name}_gathered", f"{bucket.name}_micro"
-        pack = OperatorDef()
-        pack.CopyFrom(self._made[at])
-        pack.output[0] = part
-        wanted = [arg for arg in pack.arg if arg.name == "dtype"]
-        dtype = bucket.dtype if not wanted else None
-        self._model.add_blob(
-            gathered, (bucket.size,), value=0.0, dtype=dtype if dtype is not None else wanted[0].i
-        )
-        self._made.insert(at + 1, make_operator("DrainBucket", [packed, gathered], [packed, gathered]))
-        self.gathering += [pack, make_operator("Add", [gathered, part], [gathered])]
-
-
-def fill_buckets(
-    model: Model,
-    parameters: Sequence[Parameter],
-    operators: Sequence[OperatorDef],
-    bucket_bytes: int,
-    first_bucket_bytes: int,
-    name: str = "gradient_bucket",
-) -> tuple[list[Bucket], list[int]]:
-    """Dense gradients in the order in which they are made, and where the last one of each bucket is.
-
-    Names of buckets are ``<name>_0``, ``<name>_1`` and so on. Raises :class:`GradientError` where a gradient
-    is made by none of the operators, or its shape is not known.
-    """
-    made = {name: i for i, op in enumerate(operators) for name in op.output}
-    wanted = dict.fromkeys(p.gradient for p in parameters if isinstance(p.gradient, str))
-    order = sorted((made[blob], i, blob) for i, blob in enumerate(wanted) if blob in made)
-    missing = [blob for blob in wanted if blob not in made]
-    if missing:
-        raise GradientError(f"no operator makes gradient {missing[0]!r}, wanted one of the backward pass")
-    open_buckets: dict[np.dtype, list[tuple[str, TensorSpec]]] = {}
-    buckets: list[Bucket] = []
-    positions: list[int] = []
-
-    def close(dtype: np.dtype, position: int) -> None:
-        members = open_buckets.pop(dtype)
-        buckets.append(
-            Bucket(
-                f"{name}_{len(buckets)}",
-                tuple(blob for blob, _ in members),
-                tuple(found.shape for _, found in members),
-                dtype,
-            )
-        )
-        positions.append(position)
-
-    for position, _, blob in order:
-        found = model.specs.get(blob)
-        if not isinstance(found, TensorSpec):
-            raise GradientError(
-                f"the shape of gradient {blob!r} is not known, wanted Model.input() for all inputs"
-            )
-        members = open_buckets.setdefault(found.dtype, [])
-        members.append((blob, found))
-        limit = bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)
-        if sum(s.nbytes for _, s in members) >= limit:
-            close(found.dtype, position)
-    for dtype in list(open_buckets):
-        close(dtype, max(made[blob] for blob, _ in open_buckets[dtype]))
-    return buckets, positions
-
-
-def metric_bucket(model: Model, metrics: Sequence[str]) -> Bucket:
-    """Scalars as a bucket; raises :class:`ArgumentError` for anything else."""
-    specs = []
-    for name in metrics:
-        found = model.specs.get(name)
-        if not isinstance(found, TensorSpec) or found.size != 1 or not is_float(found.dtype):
-            raise ArgumentError(f"metric {name!r} is {found}, wanted a floating-point scalar")
-        specs.append(found)
-    return Bucket("metric_bucket", tuple(metrics), tuple(s.shape for s in specs), specs[0].dtype)
-
-
 def _gather_slices(gradient: GradientSlice) -> OperatorDef:
     outputs = [f"{blob}_all" for blob in gradient]
     return make_operator("AllgatherSlices", [WEIGHT, *gradient], outputs)
@@ -541,23 +391,6 @@ def _skip_overflow(model: Model, buckets: Sequence[Bucket]) -> list[OperatorDef]
         make_operator(UNSCALE, [one, *names], [FINITE, *names]),
         make_operator("StopUnless", [FINITE], []),
     ]
-
-
-def make_micro_net(model: Model, operators: Sequence[OperatorDef], writer: BucketWriter) -> NetDef:
-    """The net of a micro-batch: ``operators``, and those that gather gradients."""
-    net = NetDef()
-    net.CopyFrom(model.net.proto)
-    del net.op[:]
-    net.name = f"{model.net.name}_micro"
-    net.op.extend(operators)
-    net.op.extend(writer.gathering)
-    made = {name for op in net.op for name in op.output}
-    read = {name for op in net.op for name in op.input}
-    kept = [name for name in net.external_input if name in read]
-    more = dict.fromkeys(op.input[0] for op in writer.gathering if op.type == "Add")
-    del net.external_input[:], net.external_output[:]
-    net.external_input.extend(dict.fromkeys([*kept, *(name for name in more if name in made)]))
-    return net
 
 
 def _digest(value: Any) -> str:

@@ -20,19 +20,19 @@ import numpy as np
 from gpunet import mixed_precision
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
-from gpunet.distributed.communicator import Communicator
-from gpunet.distributed.compression import Bucket, NoCompression
-from gpunet.distributed.data_parallel import (
+from gpunet.distributed.buckets import (
     UNSCALE,
     BucketWriter,
-    DataParallel,
+    add_metrics,
     add_weight,
     bucket_sizes,
     end_of_backward,
     fill_buckets,
     make_micro_net,
-    metric_bucket,
 )
+from gpunet.distributed.communicator import Communicator
+from gpunet.distributed.compression import Bucket, NoCompression
+from gpunet.distributed.data_parallel import DataParallel
 from gpunet.errors import ArgumentError, CheckpointError, GradientError
 from gpunet.large_batch import LAMB, LARS
 from gpunet.model import Model, Parameter
@@ -205,7 +205,7 @@ def shard_optimizer(
         model: has its gradients.
         optimizer: one of :data:`SHARED`.
         bucket_bytes: gradients that are reduced together; by default
-            :func:`gpunet.distributed.data_parallel.bucket_sizes` chooses.
+            :func:`gpunet.distributed.buckets.bucket_sizes` chooses.
         metrics: scalar blobs that become the mean over all ranks.
         accumulate: make :attr:`DataParallel.micro_net` too.
         communicator: the ranks; :func:`gpunet.distributed.world` by default.
@@ -244,9 +244,7 @@ def shard_optimizer(
             shard, padded = _make_shard(model, bucket, owners, ranks.size)
             shards.append((shard, decay))
             inserted.setdefault(position, []).extend(writer.scatter(padded))
-    if metrics:
-        reduced = writer.reduce(metric_bucket(model, metrics), NoCompression())
-        inserted.setdefault(end, []).extend(reduced)
+    add_metrics(model, metrics, operators[: end + 1], writer, inserted)
     if end < len(operators) - 1:
         _unscale_parts(operators[end + 1], [shard for shard, _ in shards])
         # Each rank has seen other elements.

@@ -11,13 +11,9 @@ import gpunet
 from gpunet import mixed_precision
 from gpunet.data import Batches, DatasetError
 from gpunet.distributed import CollectiveError, SingleCommunicator
+from gpunet.distributed.buckets import WEIGHT
 from gpunet.distributed.compression import NAMES, Bucket, PowerSgd, compressor
-from gpunet.distributed.data_parallel import (
-    FINITE,
-    WEIGHT,
-    parallelize,
-    synchronize_batch_norm,
-)
+from gpunet.distributed.data_parallel import FINITE, parallelize, synchronize_batch_norm
 from gpunet.errors import ArgumentError, GradientError, KernelError
 from gpunet.optimizers import SGD
 from gpunet.zoo import build
@@ -107,6 +103,18 @@ def test_reductions_are_before_decay_clipping_and_updates_and_on_a_lane_of_their
     communicating = {"PackBucket", "Allreduce", "UnpackBucket"}
     assert lanes[1] == communicating
     assert not lanes[0] & communicating
+
+
+def test_metrics_are_reduced_while_the_backward_pass_is_at_work():
+    """Behind whatever reads them, and before the first bucket."""
+    model, ranks, _ = make(bucket_bytes=20_000, **METRICS)
+    operators = list(model.net.proto.op)
+    packs = [op.output[0] for op in operators if op.type == "PackBucket"]
+    assert packs == ["metric_bucket", *(bucket.name for bucket in ranks.buckets)]
+    unpacked = next(i for i, op in enumerate(operators) if "loss" in op.output and op.type == "UnpackBucket")
+    for name in METRICS["metrics"]:
+        assert all(name not in op.input for op in operators[unpacked + 1 :])
+    assert sum("Gradient" in op.type for op in operators[unpacked:]) > 2
 
 
 @pytest.mark.parametrize("engine", ["simple", "async_scheduling"])

@@ -97,7 +97,7 @@ class Ranks:
     Attributes:
         compression: of gradients; :data:`gpunet.distributed.compression.NAMES`.
         bucket_mib: gradients that are reduced together, in MiB; by default as
-            :func:`gpunet.distributed.data_parallel.bucket_sizes` says.
+            :func:`gpunet.distributed.buckets.bucket_sizes` says.
         sync_batch_norm: batch normalisation over the batches of all ranks, with the same numbers as one
             process on the whole batch; without it each rank's own batch counts, which is quicker.
         micro_batches: parts into which each rank's batch is cut, to save memory.
@@ -231,8 +231,9 @@ def _with_updates(settings: Settings, dataset: Dataset, optimizer: Optimizer) ->
 
 def _parallelize(model: Model, recipe: Recipe, ranks: Ranks, optimizer: Optimizer) -> DataParallel:
     """Gradients of a model, as the mean over all ranks, and updates."""
+    from gpunet.distributed.buckets import MEBI
     from gpunet.distributed.compression import NoCompression, TopK, compressor
-    from gpunet.distributed.data_parallel import MEBI, parallelize, synchronize_batch_norm
+    from gpunet.distributed.data_parallel import parallelize, synchronize_batch_norm
     from gpunet.distributed.sharding import shard_optimizer
 
     compression = compressor(ranks.compression)
