@@ -67,7 +67,7 @@ def _rows(case: str, start: Callable[[str], tuple[gpunet.Workspace, str]], effor
     runs: dict[str, Callable[[], object]] = {}
     for name, engine in (("lanes", "async_scheduling"), (IN_TURN, "simple")):
         workspace, net = start(engine)
-        runs[name] = lambda workspace=workspace, net=net: workspace.run(net)  # type: ignore[misc]
+        runs[name] = functools.partial(workspace.run, net)
     lanes = runs["lanes"]
     runs["lanes"] = lambda: _with_one_blas_thread(lanes)
     runs[ONE_THREAD] = lambda: _with_one_blas_thread(lambda: _in_one_thread(runs[IN_TURN]))

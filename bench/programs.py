@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,7 +73,7 @@ def _recomputation(name: str, effort: Effort) -> list[Row]:
         sizes[label] = _bytes(workspace.program(net), "arenas") / 2**20
         if timed != planned:
             workspace, net = NETWORKS[name].training(timed, recompute=recompute)
-        runs[label] = lambda workspace=workspace, net=net: workspace.run(net)  # type: ignore[misc]
+        runs[label] = functools.partial(workspace.run, net)
     # A step of a large network is long enough to be timed once.
     found = compare(runs, effort if timed == planned else replace(effort, times=1, settle=0.0, budget=60.0))
     own, other = found.seconds["recomputed"].values, found.seconds["plain"].values

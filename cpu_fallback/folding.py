@@ -1,4 +1,4 @@
-"""NumPy kernels of the operators that passes add."""
+"""NumPy kernel of FoldBatchNorm."""
 
 from __future__ import annotations
 

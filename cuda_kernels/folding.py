@@ -1,4 +1,4 @@
-"""Launchers of the operators that passes add."""
+"""Launcher of FoldBatchNorm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that passes add: nets that users write do not have them."""
+"""FoldBatchNorm: what the pass ``batch_norm_folding`` makes of filters; nets do not contain it."""
 
 from __future__ import annotations
 

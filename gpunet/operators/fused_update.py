@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpunet.operator import Operator
-from gpunet.operators import optimizer as optimizer
+from gpunet.operators import optimizer as _plain_updates  # noqa: F401 (registers what is fused here)
 from gpunet.operators.learning_rate import REALS
 from gpunet.rules import want_same_type, want_size
 from gpunet.schema import Input, lookup, register
