@@ -21,6 +21,7 @@ from gpunet.cpu_fallback.columns import (
     spread_blocks,
     stack_blocks,
 )
+from gpunet.cpu_fallback.products import product
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.operators.conv_transpose import TRANSPOSED, transposed_window
@@ -75,7 +76,7 @@ def conv_transpose(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kernel
         for back, (images, copy, products) in zip(backs, stacks, strict=True):
             if copy is not None:
                 np.copyto(copy, images, casting="same_kind")
-            np.matmul(filters, products, out=back.matrices)
+            product(filters, products, back.matrices)
             back.scatter()
         if bias:
             np.add(
@@ -114,15 +115,16 @@ def conv_transpose_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ct
             if copy is not None:
                 np.copyto(copy, images, casting="same_kind")
             spread.gather()
-            np.matmul(products, spread.matrices.transpose(0, 2, 1), out=part)
+            product(products, spread.matrices.transpose(0, 2, 1), part)
             np.add(total, part, out=total)
             if dx is not None:
                 place, made, matrices = targets[i]
-                np.matmul(filters, spread.matrices, out=matrices)
+                product(filters, spread.matrices, matrices)
                 if made is not None:
                     np.copyto(place, made, casting="same_kind")
         np.copyto(dw, total.reshape(dw.shape), casting="same_kind")
         if db is not None:
-            np.add.reduce(dy, axis=axes, dtype=layout.dtype, out=db)
+            # With out=db NumPy would round float16 again and again.
+            np.copyto(db, np.add.reduce(dy, axis=axes, dtype=layout.dtype), casting="same_kind")
 
     return run

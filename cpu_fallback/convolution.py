@@ -24,6 +24,7 @@ from gpunet.cpu_fallback.columns import (
 )
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
+from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
 from gpunet.cpu_fallback.steps import in_turn
 from gpunet.cpu_fallback.tiles import backward_rows, bind_tiles, plan_tiles
@@ -173,7 +174,7 @@ def _by_blocks(
         filters = _filter_matrices(layout, w)
         for spread, (results, copy, products), end in zip(spreads, stacks, ends, strict=True):
             spread.gather()
-            np.matmul(filters, spread.matrices, out=products)
+            product(filters, spread.matrices, products)
             if bias is not None:
                 np.add(products, bias.reshape(*products.shape[:2], 1), out=products)
             if copy is not None:
@@ -314,17 +315,18 @@ def _gradients(
             spread.gather()
             transposed = spread.matrices.transpose(0, 2, 1)
             if i == 0:
-                np.matmul(products, transposed, out=total)
+                product(products, transposed, total)
             else:
-                np.matmul(products, transposed, out=part)
+                product(products, transposed, part)
                 np.add(total, part, out=total)
             if dx is not None:
                 # The columns of X are not needed any more: their memory takes those of dX.
-                np.matmul(filters, products, out=backs[i].matrices)
+                product(filters, products, backs[i].matrices)
                 backs[i].scatter()
         if not direct:
             np.copyto(dw, total.reshape(dw.shape), casting="same_kind")
         if db is not None:
-            np.add.reduce(dy, axis=axes, dtype=layout.dtype, out=db)
+            # With out=db NumPy would round float16 again and again.
+            np.copyto(db, np.add.reduce(dy, axis=axes, dtype=layout.dtype), casting="same_kind")
 
     return run

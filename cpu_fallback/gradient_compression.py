@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.products import product
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operators.gradient_compression import matrices, plain_ranges
@@ -60,7 +61,7 @@ def power_sgd_left(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kernel
     np.add(inputs[0], error, out=bucket)
     pairs = _factors(left, right, args)
     for matrix, (p, q) in zip(_matrices(bucket, args), pairs, strict=True):
-        np.matmul(matrix, q, out=p)
+        product(matrix, q, p)
     plain = [bucket[begin:end] for begin, end in plain_ranges(args)]
     if plain:
         np.concatenate(plain, out=_plain(left, args))
@@ -89,7 +90,7 @@ def power_sgd_right(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kerne
     pairs = _factors(left, right, args)
     for matrix, rest, (p, q) in zip(_matrices(bucket, args), _matrices(error, args), pairs, strict=True):
         _orthonormalize(p)
-        np.matmul(matrix.T, p, out=q)
+        product(matrix.T, p, q)
         rest -= p @ q.T
 
 
@@ -99,7 +100,7 @@ def power_sgd_restore(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     left, right = inputs
     bucket = outputs[0]
     for matrix, (p, q) in zip(_matrices(bucket, args), _factors(left, right, args), strict=True):
-        np.matmul(p, q.T, out=matrix)
+        product(p, q.T, matrix)
     plain, at = _plain(left, args), 0
     for begin, end in plain_ranges(args):
         bucket[begin:end] = plain[at : at + end - begin]

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpunet.cpu_fallback.products import product
+
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 
@@ -19,9 +21,11 @@ def widened(array: Array) -> Array:
 def matmul(a: Array, b: Array, out: Array) -> None:
     """``a @ b`` into ``out``; float16 multiplies and sums in float32."""
     if out.dtype == np.float16:
-        out[...] = np.matmul(a.astype(np.float32), b.astype(np.float32))
+        wide = np.empty(out.shape, np.float32)
+        product(a.astype(np.float32), b.astype(np.float32), wide)
+        out[...] = wide
     else:
-        np.matmul(a, b, out=out)
+        product(a, b, out)
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:

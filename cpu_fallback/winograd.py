@@ -24,6 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpunet.cpu_fallback.columns import After
 from gpunet.cpu_fallback.lanes import LANES, SMALL_PRODUCT, run_lanes
+from gpunet.cpu_fallback.products import product
 from gpunet.operators.window import Window
 from gpunet.specs import TensorSpec, spec
 
@@ -135,7 +136,7 @@ def transform_filters(plan: WinogradPlan, filters: Array, ordered: Array, transf
     np.copyto(ordered.reshape(3, 3, channels, made), filters.transpose(2, 3, 1, 0))
     both = np.kron(_FILTER, _FILTER)
     by_channel = ordered.reshape(9, channels, made).transpose(1, 0, 2)
-    np.matmul(both, by_channel, out=transformed.reshape(_IN**2, channels, made).transpose(1, 0, 2))
+    product(both, by_channel, transformed.reshape(_IN**2, channels, made).transpose(1, 0, 2))
 
 
 def bind_winograd(
@@ -327,7 +328,7 @@ def bind_filter_gradient(
         for other in others:
             np.add(total, other, out=total)
         by_channel = ordered.reshape(9, *shape[1:]).transpose(1, 0, 2)
-        np.matmul(both, total.reshape(shape).transpose(1, 0, 2), out=by_channel)
+        product(both, total.reshape(shape).transpose(1, 0, 2), by_channel)
         np.copyto(dw, ordered.reshape(3, 3, *shape[1:]).transpose(3, 2, 0, 1))
 
     return run

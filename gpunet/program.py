@@ -20,6 +20,7 @@ import numpy as np
 from gpunet import philox
 from gpunet.backends import Stream, backend
 from gpunet.binding import Binding, Compiled, Memory, bind, blame, compile_graph, fresh_values
+from gpunet.blas import ONE_BLAS_THREAD
 from gpunet.blobs import EMPTY, Blob
 from gpunet.buffers import Buffer
 from gpunet.devices import CPU, Device, requested_device
@@ -104,7 +105,7 @@ class Program:
         run.
         """
         position = 0
-        with np.errstate(all="ignore"), suppress(StopNet):
+        with np.errstate(all="ignore"), ONE_BLAS_THREAD, suppress(StopNet):
             while position < len(self.operators):
                 segment = self._bound_segment(position)
                 if segment.stop < len(self.operators):
@@ -121,7 +122,7 @@ class Program:
             source = backend(device)
             source.copy_in(buffer, np.array([self.state.step], dtype=np.uint64), source.stream)
         position = 0
-        with np.errstate(all="ignore"), suppress(StopNet):
+        with np.errstate(all="ignore"), ONE_BLAS_THREAD, suppress(StopNet):
             while position < len(self.operators):
                 segment = self._segments.get(position)
                 if segment is None or segment.epoch != workspace.epoch:
