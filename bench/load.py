@@ -20,11 +20,19 @@ class Others:
 
     def cores(self) -> float | None:
         """Their mean number; ``None`` where it is not known."""
+        found = self.taken()
+        if found is None:
+            return None
+        busy, own, seconds = found
+        return max(0.0, busy - own) / max(seconds, 1e-9)
+
+    def taken(self) -> tuple[float, float, float] | None:
+        """Seconds that all processes took, that this one took, and by the clock; ``None`` as above."""
         now = _read()
         if self._start is None or now is None:
             return None
         busy, own, seconds = (b - a for a, b in zip(self._start, now, strict=True))
-        return max(0.0, busy - own) / max(seconds, 1e-9)
+        return busy, own, seconds
 
     def __str__(self) -> str:
         cores = self.cores()

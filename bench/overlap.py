@@ -3,21 +3,27 @@
     mpirun -n 2 python -m bench.overlap
 
 Each rank trains ResNet-20 on its part of a batch and notes when each operator begins and ends. Hidden is the
-part of the time in Allreduce of gradients during which the same rank computes. Time that a rank waits in it
-for another one counts; how much of it that is, and what is hidden of the rest, is told beside it. The batch
-norm is each rank's own: sums that the forward pass waits for cannot be hidden.
+part of the time in Allreduce of gradients during which the same rank computes, of all ranks together. Time
+that a rank waits in it for another one counts; how much of it that is, and what is hidden of the rest, is
+told beside it. The batch norm is each rank's own: sums that the forward pass waits for cannot be hidden.
+
+Other processes slow down one rank more than another, which then waits. So steps beside which others did
+little are told apart.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
+import numpy as np
 
+from bench.load import QUIET, Others, wait_until_quiet
 from gpunet.data import load_dataset
 from gpunet.distributed import world
 from gpunet.observers import Call, observe
@@ -28,9 +34,11 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class Overlap:
-    """Medians over steps, of rank 0.
+    """Medians over steps, of means over the ranks.
 
     Attributes:
+        steps: how many.
+        other_load: cores that other processes kept busy meanwhile; ``None`` where the system does not tell.
         ranks: number of processes.
         compression: of gradients.
         bucket_mib: size of buckets; ``None`` for the size that is chosen without a word.
@@ -43,6 +51,8 @@ class Overlap:
         sent_bytes: bytes of gradients that a rank gives to Allreduce in a step.
     """
 
+    steps: int
+    other_load: float | None
     ranks: int
     compression: str
     bucket_mib: float | None
@@ -55,8 +65,8 @@ class Overlap:
     sent_bytes: int
 
 
-def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) -> Overlap:
-    """Trains some steps on all ranks."""
+def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) -> dict[str, Overlap]:
+    """Trains some steps on all ranks; ``all`` steps, and the ``quiet`` ones, if there are some."""
     settings = Settings.of("resnet20", 0, batch_size=batch, epochs=steps + _WARM_UP)
     ranks = Ranks(compression, bucket_mib, sync_batch_norm=False)
     trainer = make_trainer(settings, load_dataset("digits"), device="cpu", ranks=ranks)
@@ -83,24 +93,42 @@ def measure(steps: int, batch: int, bucket_mib: float | None, compression: str) 
             reducing.append(span)
             since.append((together[-1] if together else span[0], span[1]))
 
-    found = []
+    found: list[tuple[float, ...]] = []
     for number in range(steps + _WARM_UP):
-        reducing.clear()
-        since.clear()
-        computing.clear()
+        for spans in (reducing, since, computing):
+            spans.clear()
         world().barrier()
-        start = time.perf_counter()
+        others, start = Others(), time.perf_counter()
         with observe(trainer.workspace, trainer.model.net, before=before, after=after):
             trainer.make_step()
+        seconds = time.perf_counter() - start
+        sums = [
+            seconds,
+            *(sum(b - a for a, b in spans) for spans in (reducing, since)),
+            *(sum(_common(span, computing) for span in spans) for spans in (reducing, since)),
+        ]
+        step, total, moving, hidden, hidden_since = np.mean(world().all_gather_object(sums), axis=0)
+        load = _other_load(world().all_gather_object(others.taken()))
         if number >= _WARM_UP:
-            total = sum(b - a for a, b in reducing)
-            hidden = sum(_common(span, computing) for span in reducing)
-            moving = sum(b - a for a, b in since)
-            part = sum(_common(span, computing) for span in since) / moving
-            found.append((time.perf_counter() - start, total, hidden / total, total - moving, part))
-    medians = [statistics.median(values) for values in zip(*found, strict=True)]
-    sent = parallel.traffic().sent_bytes
-    return Overlap(world().size, compression, bucket_mib, len(parallel.buckets), *medians, sent)
+            found.append((load, step, total, hidden / total, total - moving, hidden_since / moving))
+
+    def overlap(rows: list[tuple[float, ...]]) -> Overlap:
+        load, *medians = (float(statistics.median(values)) for values in zip(*rows, strict=True))
+        sent, count = parallel.traffic().sent_bytes, len(parallel.buckets)
+        told = None if math.isnan(load) else load
+        return Overlap(len(rows), told, world().size, compression, bucket_mib, count, *medians, sent)
+
+    quiet = [row for row in found if row[0] <= QUIET]
+    return {"all": overlap(found)} | ({"quiet": overlap(quiet)} if quiet else {})
+
+
+def _other_load(taken: list[tuple[float, float, float] | None]) -> float:
+    """Cores that others than the ranks, all of one host, kept busy; NaN where it is not known."""
+    known = [item for item in taken if item is not None]
+    if len(known) < len(taken):
+        return math.nan
+    busy, _, seconds = known[0]
+    return max(0.0, busy - sum(own for _, own, _ in known)) / seconds
 
 
 def _note_when_all_have_come(times: list[float]) -> None:
@@ -125,11 +153,14 @@ def _common(span: tuple[float, float], others: list[tuple[float, float]]) -> flo
 @click.option("--batch-size", default=128, show_default=True, help="Images a step, on all ranks together.")
 @click.option("--bucket-mib", type=float, help="Gradients that are reduced together.")
 @click.option("--compression", default="none", show_default=True, help="Of gradients.")
-def main(steps: int, batch_size: int, bucket_mib: float | None, compression: str) -> None:
+@click.option("--patience", default=0.0, help="Seconds to wait for other processes to do little.")
+def main(steps: int, batch_size: int, bucket_mib: float | None, compression: str, patience: float) -> None:
     """Measure the overlap of reductions and the backward pass; prints JSON."""
+    if world().rank == 0:
+        wait_until_quiet(patience)
     result = measure(steps, batch_size, bucket_mib, compression)
     if world().rank == 0:
-        click.echo(json.dumps(asdict(result), indent=2))
+        click.echo(json.dumps({name: asdict(found) for name, found in result.items()}, indent=2))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 NumPy lets go of the interpreter lock inside its loops but runs each of them in one thread. A kernel that
 passes over memory several times gains twice by being cut along its first dimension: the pieces fit a cache,
 and threads share them. The number of threads is ``OMP_NUM_THREADS``, where that is set, or the number of
-cores that the process may use, less those that other lanes of an engine keep busy.
+cores that the process may use, less those that other lanes of an engine keep busy. Ranks of one host that may
+all use all of its cores share them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ def thread_count() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    # A launcher that binds ranks to cores has shared them out already.
+    return usable if usable < cores else max(1, usable // _ranks_here())
+
+
+def _ranks_here() -> int:
+    """Processes that a launcher started on this host for the same job."""
+    from gpunet.distributed.discovery import discover
+
+    return max(1, discover().local_size)
 
 
 def _start() -> None:

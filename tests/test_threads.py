@@ -25,6 +25,21 @@ def two_threads(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
+    ("ranks", "usable", "wanted"), [(1, 8, 8), (2, 8, 4), (3, 8, 2), (20, 8, 1), (4, 2, 2), (4, 7, 7)]
+)
+def test_ranks_of_a_host_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, usable: int, wanted: int
+) -> None:
+    """Unless the launcher has bound them to some."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda process: set(range(usable)), raising=False)
+    for name, value in {"RANK": 0, "SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_SIZE": ranks}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    assert threads.thread_count.__wrapped__() == wanted
+
+
+@pytest.mark.parametrize(
     ("count", "item_bytes"),
     [
         (0, 8),
