@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
-from typing import Any
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -68,9 +67,7 @@ def _rows(case: str, start: Callable[[str], tuple[gpunet.Workspace, str]], effor
     for name, engine in (("lanes", "async_scheduling"), (IN_TURN, "simple")):
         workspace, net = start(engine)
         runs[name] = functools.partial(workspace.run, net)
-    lanes = runs["lanes"]
-    runs["lanes"] = lambda: _with_one_blas_thread(lanes)
-    runs[ONE_THREAD] = lambda: _with_one_blas_thread(lambda: _in_one_thread(runs[IN_TURN]))
+    runs[ONE_THREAD] = lambda: _in_one_thread(runs[IN_TURN])
     found = compare(runs, effort)
     return [
         Row(
@@ -84,23 +81,6 @@ def _rows(case: str, start: Callable[[str], tuple[gpunet.Workspace, str]], effor
         )
         for other in (IN_TURN, ONE_THREAD)
     ]
-
-
-@functools.cache
-def _blas() -> Any:
-    """What sets the threads of BLAS; ``None`` without threadpoolctl."""
-    try:
-        from threadpoolctl import ThreadpoolController
-    except ImportError:
-        return None
-    return ThreadpoolController().select(user_api="blas")
-
-
-def _with_one_blas_thread(run: Callable[[], object]) -> None:
-    """Runs with BLAS in the calling thread: its own threads would take the cores of the other lane."""
-    blas = _blas()
-    with nullcontext() if blas is None else blas.limit(limits=1):
-        run()
 
 
 def _in_one_thread(run: Callable[[], object]) -> None:
