@@ -1,5 +1,6 @@
 """What holds for every test: one BLAS thread a worker, the same examples in every run, and allowed skips."""
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -81,3 +82,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped, and --no-skips was given", red=True, bold=True)
         for nodeid in forbidden:
             terminalreporter.line(nodeid)
+
+
+@pytest.fixture
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test registers (operators, kernels, sources) is forgotten behind it."""
+    for module, name in (
+        ("gpunet.schema", "_schemas"),
+        ("gpunet.kernels", "_kernels"),
+        ("gpunet.cuda_kernels.signature", "declared"),
+        ("gpunet.cuda_kernels.sources", "_registered"),
+        ("gpunet.custom", "_modules"),
+    ):
+        owner = importlib.import_module(module)
+        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))

@@ -8,26 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpunet import custom, gradient_check, kernels, operator_check, schema
-from gpunet.cuda_kernels import signature, sources
-from gpunet.cuda_kernels.sim import toolchain
+from gpunet import custom, gradient_check, operator_check, schema
 from gpunet.errors import DataTypeError
 from gpunet.operator_check import FAILED, OK, Outcome
+from tests.sim_kernels import needs_compiler
 
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
-
-
-@pytest.fixture(autouse=True)
-def _registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registrations end with the test."""
-    for owner, name in (
-        (schema, "_schemas"),
-        (kernels, "_kernels"),
-        (signature, "declared"),
-        (sources, "_registered"),
-        (custom, "_modules"),
-    ):
-        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
+pytestmark = pytest.mark.usefixtures("own_registries")
 
 
 def check(type: str, *devices: str, shape: str = "3x5") -> list[Outcome]:

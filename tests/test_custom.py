@@ -13,32 +13,19 @@ import pytest
 from click.testing import CliRunner
 
 import gpunet
-from gpunet import custom, gradient_check, kernels, operator_check, schema
+from gpunet import custom, gradient_check, operator_check, schema
 from gpunet.arguments import Float
 from gpunet.cli import main
-from gpunet.cuda_kernels import nvrtc, signature, sources
-from gpunet.cuda_kernels.sim import toolchain
+from gpunet.cuda_kernels import nvrtc, signature
 from gpunet.definitions import make_operator
 from gpunet.errors import DataTypeError, DeviceError, GradientError, KernelError, SchemaError, ShapeError
 from gpunet.specs import spec
+from tests.nets import DEVICES
+from tests.sim_kernels import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("own_registries")
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "custom_operator.py"
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
-DEVICES = ["cpu", pytest.param("sim:0", marks=needs_compiler)]
-
-
-@pytest.fixture(autouse=True)
-def _registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registrations end with the test."""
-    for owner, name in (
-        (schema, "_schemas"),
-        (kernels, "_kernels"),
-        (signature, "declared"),
-        (sources, "_registered"),
-        (custom, "_modules"),
-    ):
-        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
 
 
 def run(device: str, type: str, *inputs: Any, outputs: int = 1, **args: Any) -> list[np.ndarray]:

@@ -13,18 +13,14 @@ import pytest
 
 import gpunet
 from gpunet.cores import LANES
-from gpunet.definitions import make_operator
 from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
 from gpunet.observers import observe
 from gpunet.passes.pipeline import PASSES
-from gpunet.proto import NetDef, OperatorDef
+from gpunet.proto import NetDef
 from gpunet.races import find_races
 from gpunet.records import check_races, records_of
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
+from tests.nets import op
 
 
 @st.composite

@@ -11,21 +11,11 @@ from click.testing import CliRunner
 
 import gpunet
 from gpunet.cli import main
-from gpunet.cuda_kernels.sim import toolchain
-from gpunet.definitions import make_operator
 from gpunet.dtypes import BFLOAT16
 from gpunet.errors import BlobError
-from gpunet.graph import Node
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.records import check_races
-
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
-DEVICES = ["cpu", pytest.param("sim:0", marks=needs_compiler)]
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
-
+from tests.nets import DEVICES, nodes_of, op
 
 CONV = op("Conv", "x w b", "c", kernel=3, pad=1)
 WAITING = op("Tanh", "r", "t")
@@ -44,10 +34,6 @@ def ran(
     ws.run("n", runs)
     assert not check_races(ws.program("n"))
     return ws
-
-
-def nodes_of(ws: gpunet.Workspace, net: str = "n") -> list[Node]:
-    return [node for segment in ws.program(net).segments() for node in segment.compiled.graph.nodes]
 
 
 def shown(ws: gpunet.Workspace) -> list[str]:

@@ -13,13 +13,13 @@ from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import conv_direct, cudnn, fused_convolution
 from gpunet.cuda_kernels.cuda_backend import CudaBackend
 from gpunet.cuda_kernels.pieces import Launch
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.dtypes import BFLOAT16
 from gpunet.kernels import KernelContext, find
 from gpunet.operator import Operator
 from gpunet.specs import spec
 from tests.fake_cudnn import Library
+from tests.sim_kernels import needs_compiler
 from tests.test_cudnn import folder, gpu, library  # noqa: F401 (fixtures)
 
 X, W, Y = (2, 8, 6, 6), (4, 8, 3, 3), (2, 4, 6, 6)
@@ -130,7 +130,7 @@ def test_what_cudnn_is_not_asked_for_with_channels_first() -> None:
     assert issubclass(cudnn.NoPlanError, Exception)
 
 
-@pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+@needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "float16", *([] if BFLOAT16 is None else ["bfloat16"])])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("epilogue", ["bias", "relu", "bias+relu", "add", "bias+add+relu", "sigmoid"])

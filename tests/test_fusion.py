@@ -12,23 +12,16 @@ from gpunet.cli.explain import node_text
 from gpunet.cpu_fallback import fused as cpu_fused
 from gpunet.cuda_kernels import fused as cuda_fused
 from gpunet.cuda_kernels import nvrtc
-from gpunet.cuda_kernels.sim import toolchain
-from gpunet.definitions import make_operator
 from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DeviceError
-from gpunet.graph import Node
 from gpunet.operators.fused import BROADCASTING, POINTWISE
 from gpunet.passes import fusion
 from gpunet.proto import DeviceOption, NetDef, OperatorDef
 from gpunet.records import check_races
+from tests.nets import DEVICES, nodes_of, op
+from tests.sim_kernels import needs_compiler
 
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
-DEVICES = ["cpu", pytest.param("sim:0", marks=needs_compiler)]
 FLOAT, FLOAT16, DOUBLE = 1, 12, 13
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +44,6 @@ def ran(
     ws.run("n", runs)
     assert not check_races(ws.program("n"))
     return ws
-
-
-def nodes_of(ws: gpunet.Workspace) -> list[Node]:
-    return [node for segment in ws.program("n").segments() for node in segment.compiled.graph.nodes]
 
 
 def types(ws: gpunet.Workspace) -> list[str]:

@@ -20,7 +20,6 @@ from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import cublaslt, gemm, launch, nvrtc
 from gpunet.cuda_kernels.cuda_backend import Cuda, CudaBackend
 from gpunet.cuda_kernels.signature import FLOATS
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import Device
 from gpunet.errors import DataTypeError, DeviceError, ShapeError
@@ -29,11 +28,11 @@ from gpunet.operator import Operator
 from gpunet.specs import TensorSpec
 from tests import fake_cublaslt
 from tests.fake_cuda import Bindings
+from tests.sim_kernels import needs_compiler
 
 #: Sizes (m, n, k) around the tile of 64 x 64 x 16.
 SIZES = [(1, 1, 1), (3, 5, 7), (64, 64, 16), (65, 63, 17), (1, 130, 33), (70, 2, 100), (5, 4, 0), (0, 3, 2)]
 
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
 tolerance = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2**-7, "float64": 1e-12}
 
 

@@ -12,10 +12,8 @@ from click.testing import CliRunner
 
 from gpunet.bench import gpu_check
 from gpunet.bench.gpu_records import Section
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.devices import gpu_count
-
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+from tests.sim_kernels import needs_compiler
 
 #: Sections that go wrong in every way, in processes of their own.
 SCRIPT = """

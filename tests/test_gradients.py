@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 import gpunet
-from gpunet.definitions import make_operator
 from gpunet.errors import GradientError
 from gpunet.gradients import backward
 from gpunet.proto import NetDef, OperatorDef
+from tests.nets import op
 
 NETS = sorted((pathlib.Path(__file__).parent / "golden" / "nets").glob("*.npz"))
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 def essence(definition: OperatorDef) -> tuple:

@@ -11,12 +11,12 @@ import pytest
 from gpunet.backends import Event, Memory, Stream
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.memory_pool import Pool, rounded
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.cuda_kernels.sim_backend import SimBackend
 from gpunet.cuda_kernels.staging import Staging
 from gpunet.devices import Device
 from gpunet.errors import DeviceError
 from gpunet.specs import TensorSpec
+from tests.sim_kernels import needs_compiler
 
 
 class FakeEvent(Event):
@@ -220,7 +220,7 @@ def out_of(sim: SimBackend, buffer: Buffer, stream: Stream) -> np.ndarray:
     return array
 
 
-@pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+@needs_compiler
 def test_a_stream_of_the_simulated_device_reads_a_freed_block() -> None:
     assert all(copied(seed, noted=True) for seed in range(16))
     assert not all(copied(seed, noted=False) for seed in range(16)), "the order of streams shows it"

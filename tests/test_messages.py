@@ -11,15 +11,11 @@ from click.testing import CliRunner
 import gpunet
 from gpunet.blobs import aligned_bytes
 from gpunet.cli import main
-from gpunet.definitions import make_operator
 from gpunet.errors import AllocationError, BlobError, DataTypeError, DeviceError, NetError, ShapeError
-from gpunet.proto import DeviceOption, NetDef, OperatorDef
+from gpunet.proto import DeviceOption, NetDef
 from gpunet.serialization import save
 from gpunet.training.interrupts import Interrupts
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
+from tests.nets import op
 
 
 @pytest.fixture

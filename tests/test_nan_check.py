@@ -8,14 +8,10 @@ import pytest
 import gpunet
 from gpunet import nan_check
 from gpunet.cuda_kernels.sim import toolchain
-from gpunet.definitions import make_operator
 from gpunet.dtypes import bfloat16
 from gpunet.errors import KernelError
 from gpunet.proto import NetDef, OperatorDef
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
+from tests.nets import op
 
 
 def net(*ops: OperatorDef, keep: str = "y") -> NetDef:

@@ -8,16 +8,12 @@ import pytest
 import gpunet
 from gpunet import observers
 from gpunet.cuda_kernels.sim import toolchain
-from gpunet.definitions import make_operator
 from gpunet.errors import KernelError, NetError
 from gpunet.observers import Call, Observer
-from gpunet.proto import NetDef, OperatorDef
+from gpunet.proto import NetDef
+from tests.nets import op
 
 ENGINES = ["simple", "async_scheduling", "graph"]
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 def branches() -> NetDef:

@@ -8,16 +8,12 @@ import pytest
 import gpunet
 from gpunet import records
 from gpunet.cuda_kernels.sim import toolchain
-from gpunet.definitions import make_operator
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.records import check_races
+from tests.nets import op
 
 ALL = [p.name for p in PASSES if p.optional]
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 def ran(

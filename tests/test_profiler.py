@@ -12,17 +12,13 @@ import gpunet
 from gpunet import profiler
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.cuda_kernels.timing import EventClock
-from gpunet.definitions import make_operator
 from gpunet.devices import CPU
 from gpunet.errors import DeviceError, NetError
 from gpunet.observers import attach
 from gpunet.profiler import OperatorTime, Peak, Profile, profile
-from gpunet.proto import NetDef, OperatorDef
+from gpunet.proto import NetDef
 from gpunet.schedule import Lane
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
+from tests.nets import op
 
 
 def net() -> NetDef:

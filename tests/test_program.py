@@ -17,16 +17,13 @@ from gpunet.errors import (
     ShapeError,
 )
 from gpunet.observers import observe
-from gpunet.proto import NetDef, OperatorDef
+from gpunet.proto import NetDef
+from tests.nets import op
 
 
 @pytest.fixture
 def ws() -> gpunet.Workspace:
     return gpunet.Workspace("cpu")
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return gpunet.definitions.make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 def test_shapes_may_change_between_runs(ws):

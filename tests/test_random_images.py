@@ -7,15 +7,14 @@ from unittest import mock
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 import gpunet
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.passes import layout
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import PROTO_CPU, NetDef
 from gpunet.records import check_races
+from tests.sim_kernels import needs_compiler
 
 OPTIONAL = [p.name for p in PASSES if p.optional]
 ENGINES = [
@@ -116,7 +115,7 @@ def test_passes_keep_the_bits_on_the_cpu(net: NetDef, dtype: str) -> None:
                 np.testing.assert_array_equal(got[name], value, err_msg=f"{name} {engine} {without}")
 
 
-@pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+@needs_compiler
 @hypothesis.given(nets(), st.sampled_from(["float16", "float16", "float32"]), st.integers(0, 2))
 @hypothesis.settings(max_examples=30)
 def test_passes_keep_the_bits_on_the_simulated_device_but_for_layouts(

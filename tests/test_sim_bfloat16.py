@@ -15,14 +15,12 @@ from gpunet import mixed_precision
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import signature
-from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.devices import parse_device
 from gpunet.dtypes import bfloat16
 from gpunet.errors import DataTypeError
 from gpunet.proto import NetDef
-
-needs_compiler = pytest.mark.skipif(toolchain.find() is None, reason=toolchain.MISSING)
+from tests.sim_kernels import needs_compiler
 
 
 def losses(

@@ -14,21 +14,17 @@ from gpunet import backends
 from gpunet.cli import main
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.cuda_kernels.sim_backend import SimBackend
-from gpunet.definitions import make_operator
 from gpunet.devices import parse_device
 from gpunet.errors import DeviceError
 from gpunet.passes import placement
 from gpunet.passes.pipeline import PASSES
-from gpunet.proto import NetDef, OperatorDef
+from gpunet.proto import NetDef
 from gpunet.records import check_races
+from tests.nets import op
 
 pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="the simulated device needs a C++ compiler")
 SIM = parse_device("sim:0")
 OPTIONAL = [p.name for p in PASSES if p.optional]
-
-
-def op(type: str, inputs: str, outputs: str, **args) -> OperatorDef:
-    return make_operator(type, inputs.split(), outputs.split(), **args)
 
 
 def losses(
