@@ -76,6 +76,18 @@ def test_training_prints_and_writes_all(run):
     assert len(list((folder / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--compression", "nope"], "there is no compression 'nope', wanted one of none,"),
+        (["--compression", "powersgd:0"], "powersgd: rank is 0, wanted at least 1"),
+        (["--bucket-mib", "nan"], "buckets of nan MiB, wanted more than 0"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_in_one_process_too(options, message, tmp_path):
+    assert message in invoke("train", "mlp", "--epochs", 1, "--out", tmp_path, *options, code=1).output
+
+
 def test_the_curve_is_optional(tmp_path, monkeypatch):
     monkeypatch.setattr("gpunet.training.curve.can_draw", lambda: False)
     shown = invoke("train", "mlp", "--epochs", 1, "--out", tmp_path).stdout

@@ -123,6 +123,23 @@ def test_threads_end_when_nobody_holds_the_object() -> None:
     del ahead  # the fixture waits for its threads
 
 
+def test_more_threads_than_the_system_starts_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before = threading.Thread.start, threading.active_count()
+
+    def limited(thread: threading.Thread) -> None:
+        if threading.active_count() >= before + 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(DatasetError, match=r"3 of 99 threads could be started \(can't start new thread\)"):
+        Prefetcher(sampler(), 99).next_batch()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
 def test_numbers_that_make_no_sense() -> None:
     for threads, depth in ((-1, None), (1, 0)):
         with pytest.raises(DatasetError, match="wanted 0 threads or more"):

@@ -152,8 +152,15 @@ class _Line:
             threading.Thread(target=self._work, name=f"gpunet prefetch {i}", daemon=True)
             for i in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        for number, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                del self._threads[number:]
+                self.stop()
+                raise DatasetError(
+                    f"Prefetcher: {number} of {threads} threads could be started ({error}), wanted fewer"
+                ) from None
 
     def take(self) -> _Slot:
         """The next batch, once it is there."""

@@ -113,6 +113,14 @@ class Ranks:
     verify_every: int = 0
     shard_optimizer: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuses what makes no sense, also where one process trains alone and reads none of it."""
+        from gpunet.distributed.compression import compressor
+
+        compressor(self.compression)
+        if self.bucket_mib is not None and not self.bucket_mib > 0:
+            raise TrainingError(f"buckets of {self.bucket_mib:g} MiB, wanted more than 0")
+
 
 def make_trainer(
     settings: Settings,
