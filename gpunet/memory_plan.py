@@ -101,16 +101,22 @@ def _place(schedule: Schedule, lives: Sequence[_Life], offsets: dict[Storage, in
     for number, life in enumerate(chosen):
         earlier = (ends[:number] <= starts[number]).all(axis=1)
         later = (ends[number] <= starts[:number]).all(axis=1)
-        blocked = places[:number][~(earlier | later)]
-        offset = 0
-        for start, stop in blocked[np.argsort(blocked[:, 0], kind="stable")]:
-            if start >= offset + life.size:
-                break
-            offset = max(offset, int(stop))
+        offset = _first_gap(places[:number][~(earlier | later)], life.size)
         offsets[life.storage] = offset
         places[number] = offset, offset + life.size
         size = max(size, offset + life.size)
     return size
+
+
+def _first_gap(blocked: npt.NDArray[np.int64], size: int) -> int:
+    """The lowest offset at which ``size`` bytes meet none of the blocked ranges (start, stop)."""
+    if not len(blocked):
+        return 0
+    blocked = blocked[np.argsort(blocked[:, 0], kind="stable")]
+    # Free from here on, as far as the ranges before go; behind the last one there is room in any case.
+    free = np.concatenate(([0], np.maximum.accumulate(blocked[:, 1])))
+    fits = np.append(blocked[:, 0] >= free[:-1] + size, True)
+    return int(free[np.argmax(fits)])
 
 
 def _clocks_before(schedule: Schedule, positions: Sequence[int]) -> npt.NDArray[np.int64]:
