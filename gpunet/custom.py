@@ -73,7 +73,7 @@ def operator(
     Args:
         type: its name in nets.
         numpy: called with the input arrays, and the arguments by name; returns the output, or a tuple of
-            them. It must not change its inputs.
+            them. It must not change its inputs. NumPy's BLAS has one thread while a net runs.
         inputs: their names, or :class:`gpunet.schema.Input`. An input given by name takes the element types
             that its kernel parameter takes, or ``types``; where these are floats, all floats.
         outputs: their names, or :class:`gpunet.schema.Output`.
