@@ -52,7 +52,17 @@ def test_shared_optimizer_state_and_threads_change_no_number(tmp_path, optimizer
     refused = invoke(
         *common, "--out", tmp_path / "x", "--shard-optimizer", "--compression", "float16", code=1
     )
-    assert "compression float16 with shared optimizer state, wanted none" in refused.output
+    assert "shared optimizer state (--shard-optimizer), wanted --compression none" in refused.output
+
+
+def test_momentum_belongs_to_the_optimizer_or_to_the_compression(tmp_path):
+    """Where gradients of micro-batches are gathered, one process compresses them too."""
+    parts = ("train", "mlp", "--epochs", 1, "--out", tmp_path, "--micro-batches", 2, "--compression")
+    refused = invoke(*parts, "topk", code=1).output
+    wanted = "momentum 0.9 and the optimizer 0.9, wanted one of them to be 0: --momentum 0, or --compression"
+    assert f"{wanted} topk:0.01:0" in " ".join(refused.split())
+    for options in (("topk", "--momentum", 0, "--overwrite"), ("topk:0.01:0", "--overwrite")):
+        assert "kept back" in invoke(*parts, *options).stdout
 
 
 def test_training_prints_and_writes_all(run):

@@ -143,9 +143,9 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.parametrize("compression", ["float16+feedback", "powersgd", "topk:0.05:0"])
 def test_a_run_tells_what_was_sent_and_what_was_not(compression: str, tmp_path: Path) -> None:
+    options = ("--epochs", "1", "--device", "cpu", "--compression", compression, "--out", str(tmp_path))
     done = subprocess.run(
-        command(2, "train", "mlp", "--epochs", "1", "--device", "cpu", "--compression", compression)
-        + ["--out", str(tmp_path)],
+        command(2, "train", "mlp", *options),
         env=environment(),
         timeout=60,
         text=True,

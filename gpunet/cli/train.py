@@ -306,12 +306,17 @@ def _ranks_of(trainer: Trainer) -> str:
     shared = ""
     if isinstance(ranks, ShardedOptimizer):
         here, whole = ranks.state_bytes()
-        shared = f"; {here / 2**20:.2f} MiB of optimizer state on each instead of {whole / 2**20:.2f}"
+        shared = f"; {_bytes(here)} of optimizer state on each instead of {_bytes(whole)}"
     return (
-        f" on each of {ranks.size} ranks; {traffic.sent_bytes / 2**20:.2f} MiB of gradients a step in "
+        f" on each of {ranks.size} ranks; {_bytes(traffic.sent_bytes)} of gradients a step in "
         f"{traffic.buckets} bucket{'' if traffic.buckets == 1 else 's'}, compression "
         f"{ranks.compression.name} ({traffic.ratio:.1f}x){shared}"
     )
+
+
+def _bytes(size: int) -> str:
+    """A number of bytes, in a unit that leaves some digits before the point."""
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
 def _lost_by(trainer: Trainer) -> str:
@@ -321,8 +326,8 @@ def _lost_by(trainer: Trainer) -> str:
     if ranks is None or not error:
         return ""
     return (
-        f"; compression {ranks.compression.name} kept back {error:.1%} of the norm of this rank's gradients "
-        f"in the last step, {ranks.skipped} steps skipped"
+        f"; compression {ranks.compression.name} kept back {100 * error:.2g}% of the norm of this rank's "
+        f"gradients in the last step, {ranks.skipped} steps skipped"
     )
 
 

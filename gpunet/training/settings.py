@@ -247,13 +247,14 @@ def _parallelize(model: Model, recipe: Recipe, ranks: Ranks, optimizer: Optimize
     compression = compressor(ranks.compression)
     if ranks.shard_optimizer and not isinstance(compression, NoCompression):
         raise TrainingError(
-            f"compression {compression.name} with shared optimizer state, wanted none: gradients are "
-            "scattered"
+            f"compression {compression.name} with shared optimizer state (--shard-optimizer), wanted "
+            "--compression none, or whole state: shared state scatters gradients"
         )
     if isinstance(compression, TopK) and compression.momentum and getattr(optimizer, "momentum", 0):
         raise TrainingError(
             f"compression {compression.name} has momentum {compression.momentum:g} and the optimizer "
-            f"{recipe.momentum:g}, wanted one of them to be 0"
+            f"{recipe.momentum:g}, wanted one of them to be 0: --momentum 0, or --compression "
+            f"topk:{compression.ratio:g}:0"
         )
     if ranks.micro_batches < 1:
         raise TrainingError(f"{ranks.micro_batches} micro-batches, wanted at least 1")
