@@ -36,9 +36,15 @@ def sum_into(source: Array, target: Array, shape: Shape) -> Step | None:
     """
     view = target.reshape(shape)
     axes = tuple(i for i, (m, n) in enumerate(zip(source.shape, shape, strict=True)) if m != n)
+    if axes and target.dtype == np.float16:
+
+        def run() -> None:
+            # With out=view NumPy would round what it has summed so far, again and again.
+            np.copyto(view, np.add.reduce(source, axis=axes, dtype=np.float32, keepdims=True), "same_kind")
+
+        return run
     if axes:
-        wide = np.dtype(np.float32) if source.dtype == np.float16 else source.dtype
-        return partial(np.add.reduce, source, axis=axes, dtype=wide, out=view, keepdims=True)
+        return partial(np.add.reduce, source, axis=axes, dtype=source.dtype, out=view, keepdims=True)
     return copy_step(source, view)
 
 
@@ -102,11 +108,20 @@ def sub_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
 def _product_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
     """Room for the gradient before it is summed, where an operand was broadcast."""
     full = inputs[2] if op.type == "DivGradient" and len(inputs) == 3 else inputs[0]
+    if full.dtype == np.float16:  # what is summed is rounded once
+        full = full.with_dtype(np.float32)
     return [full] if full.size == 0 or any(output.size != full.size for output in outputs) else []
 
 
 def _unsummed(target: Array, shape: Shape, full: Shape, ctx: KernelContext) -> Array:
     return target.reshape(shape) if shape == full else ctx.scratch[0]
+
+
+def _into(function: np.ufunc, a: Array, b: Array, target: Array) -> Step:
+    """``target = function(a, b)``, computed in the widest of their types."""
+    if target.dtype == a.dtype == b.dtype:
+        return partial(function, a, b, target)
+    return partial(function, a, b, target, dtype=np.result_type(a, b, target))
 
 
 @kernel("MulGradient", binds=True, scratch=_product_scratch)
@@ -118,7 +133,7 @@ def mul_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     factors = b.reshape(b_shape), a.reshape(a_shape)
     for target, shape, other in zip(outputs, (a_shape, b_shape), factors, strict=True):
         product = _unsummed(target, shape, full, ctx)
-        steps.append(in_turn(partial(np.multiply, dc, other, product), sum_into(product, target, shape)))
+        steps.append(in_turn(_into(np.multiply, dc, other, product), sum_into(product, target, shape)))
     if is_same(dc, outputs[0].reshape(a_shape)):
         steps.reverse()  # the gradient that is in place of dC comes last
     return in_turn(*steps)
@@ -141,13 +156,14 @@ def div_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     da, db = outputs
     a_shape, b_shape, full = align(args, shape_of_a, b.shape)
     divisor = b.reshape(b_shape)
-    quotient = _unsummed(da, a_shape, full, ctx)
+    wide = dc.dtype == np.float16 and (a_shape != full or b_shape != full)
+    quotient = ctx.scratch[0] if wide else _unsummed(da, a_shape, full, ctx)
     product = _unsummed(db, b_shape, full, ctx)
     return in_turn(
         guarding,
-        partial(np.divide, dc, divisor, quotient),
+        _into(np.divide, dc, divisor, quotient),
         sum_into(quotient, da, a_shape),  # before the scratch is used again
-        partial(np.multiply, quotient, c, product),
+        _into(np.multiply, quotient, c, product),
         sum_into(product, db, b_shape),
         partial(np.negative, db, db),
     )

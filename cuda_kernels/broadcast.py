@@ -16,10 +16,11 @@ from gpunet.broadcasting import align, collapse, strides_along
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, prepare, rows
 from gpunet.cuda_kernels.pieces import SIGNLESS, Launch
-from gpunet.cuda_kernels.signature import Kernel
+from gpunet.cuda_kernels.signature import HALVES, Kernel
+from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
-from gpunet.specs import Shape, TensorSpec
+from gpunet.specs import Shape, TensorSpec, format_shape
 
 #: Parameters behind the three pointers of a kernel for operands along the result, and for any strides.
 ALONG: Final = "int64 n, int64 a_inner, int64 a_count, int64 b_inner, int64 b_count"
@@ -46,23 +47,36 @@ def run_along(shape: Shape, full: Shape) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class BinaryKernels:
-    """The three kernels of a function of two operands: equal shapes, along the result, any strides."""
+    """The kernels of a function of two operands: equal shapes, along the result, any strides (``None`` where
+    operands never lie like that).
+    """
 
     same: Kernel
     along: Kernel
-    strided: Kernel
+    strided: Kernel | None
 
 
 def binary_kernels(
-    module: str, name: str, element: str, result: str, extra: str = "", **types: Sequence[str]
+    module: str,
+    name: str,
+    element: str,
+    result: str,
+    extra: str = "",
+    *,
+    strided: bool = True,
+    **types: Sequence[str],
 ) -> BinaryKernels:
-    """Declares ``name_fwd``, ``name_along`` and ``name_strided``."""
+    """Declares ``name_fwd``, ``name_along`` and, if wanted, ``name_strided``."""
 
     def declare(suffix: str, parameters: str) -> Kernel:
         pointers = f"const {element}* a, const {element}* b, {result}* c"
         return Kernel(module, f"{name}_{suffix}", f"{pointers}, {parameters}{extra}", **types)
 
-    return BinaryKernels(declare("fwd", "int64 n"), declare("along", ALONG), declare("strided", STRIDED))
+    return BinaryKernels(
+        declare("fwd", "int64 n"),
+        declare("along", ALONG),
+        declare("strided", STRIDED) if strided else None,
+    )
 
 
 def against_shapes(a: Shape, b: Shape, full: Shape) -> str | None:
@@ -98,6 +112,11 @@ def launch_binary(
     along = run_along(a_shape, full), run_along(b_shape, full)
     if along[0] and along[1]:
         return prepare(ctx, kernels.along, types, (a, b, c, n, *along[0], *along[1], *extra), elementwise(n))
+    if kernels.strided is None:
+        raise KernelError(
+            f"operands of shapes {format_shape(a_shape)} and {format_shape(b_shape)} do not lie along "
+            f"{format_shape(full)}, which is all that kernel {kernels.along.name!r} is made for"
+        )
     groups = collapse(full, strides_along(a_shape, full), strides_along(b_shape, full))
     padded = [(1, (0, 0))] * (_MAX_DIMENSIONS - len(groups)) + groups
     sizes = [size for size, _ in padded[1:]]
@@ -112,9 +131,9 @@ _DIMENSIONS: Final = (
 )
 
 
-def _sum_kernels(suffix: str, types: Sequence[str]) -> tuple[Kernel, Kernel, Kernel]:
-    """The kernels for any strides, for the columns of a matrix, and for what is left of slices."""
-    data, end = "const T* x, T* y, uint8* partial", "int64 slices, int32 negate"
+def _sum_kernels(suffix: str, element: str, types: Sequence[str]) -> tuple[Kernel, Kernel]:
+    """The kernels for any strides, and for the columns of a matrix."""
+    data, end = f"const {element}* x, T* y, uint8* partial", "int64 slices, int32 negate"
     return (
         Kernel(
             "elementwise",
@@ -123,15 +142,19 @@ def _sum_kernels(suffix: str, types: Sequence[str]) -> tuple[Kernel, Kernel, Ker
             T=types,
         ),
         Kernel("elementwise", f"sum_columns{suffix}", f"{data}, int64 rows, int64 columns, {end}", T=types),
-        Kernel(
-            "elementwise", f"sum_slices{suffix}", f"const uint8* partial, T* y, int64 kept, {end}", T=types
-        ),
     )
 
 
-_SUMS: Final = _sum_kernels("", SIGNLESS)
+def _slice_kernel(suffix: str, types: Sequence[str]) -> Kernel:
+    parameters = "const uint8* partial, T* y, int64 kept, int64 slices, int32 negate"
+    return Kernel("elementwise", f"sum_slices{suffix}", parameters, T=types)
+
+
+_SUMS: Final = (*_sum_kernels("", "T", SIGNLESS), _slice_kernel("", SIGNLESS))
 #: With sums in float64.
-_WIDE_SUMS: Final = _sum_kernels("_wide", ["float32"])
+_WIDE_SUMS: Final = (*_sum_kernels("_wide", "T", ["float32"]), _slice_kernel("_wide", ["float32"]))
+#: Of float32 to half types.
+_NARROWED_SUMS: Final = (*_sum_kernels("_narrowed", "float", HALVES), _SUMS[2])
 #: Blocks that are worth having, and elements of a sum for each thread below which it is not cut into slices.
 #: They decide the order of additions, so they do not depend on the device.
 _WANTED_BLOCKS: Final = 1024
@@ -203,11 +226,13 @@ def launch_sum(
 ) -> Launch:
     """Launches that sum ``x`` of shape ``full`` into ``y`` of ``shape``, and change the sign if asked for.
 
-    Both are of one of the types ``SIGNLESS``. ``partial`` is the scratch of the plan. There must be something
-    to sum: ``shape`` differs from ``full``. ``wide`` sums float32 in float64.
+    Both are of one of the types ``SIGNLESS``, or float32 is summed to a half type. ``partial`` is the scratch
+    of the plan. There must be something to sum: ``shape`` differs from ``full``. ``wide`` sums float32 in
+    float64.
     """
-    plan, types = plan_sum(full, shape), (x.dtype,)
-    by_stride, by_column, of_slices = _WIDE_SUMS if wide and x.dtype == np.float32 else _SUMS
+    plan, types = plan_sum(full, shape), (y.dtype,)
+    found = _WIDE_SUMS if wide and x.dtype == np.float32 else _SUMS
+    by_stride, by_column, of_slices = found if x.dtype == y.dtype else _NARROWED_SUMS
     kept, slices = plan.kept, plan.slices
     if plan.columns:
         arguments: tuple[Any, ...] = (x, y, partial, plan.reduced, kept, slices, int(negate))

@@ -54,12 +54,28 @@ struct Limit {
 
 #define CAST(S, T, RS, R) \
   extern "C" __global__ void cast_fwd_##S##_##RS(const T* x, R* y, int64 n) { cast<T, R>(x, y, n); }
-#define CAST_TO_ALL(S, T)                                                                                  \
-  CAST(S, T, f32, float) CAST(S, T, f16, float16) GPUNET_IF_BFLOAT16(CAST(S, T, bf16, bfloat16))          \
-  CAST(S, T, f64, double) CAST(S, T, i8, int8) CAST(S, T, u8, uint8) CAST(S, T, i16, int16)               \
-  CAST(S, T, u16, uint16) CAST(S, T, i32, int32) CAST(S, T, i64, int64) CAST(S, T, b8, bool)
-GPUNET_NUMBERS(CAST_TO_ALL)
-CAST_TO_ALL(b8, bool)
+// Between one type and another that is listed behind it, both ways.
+#define BOTH(S, T, RS, R) CAST(S, T, RS, R) CAST(RS, R, S, T)
+#define WITH_BOOL(S, T) BOTH(S, T, b8, bool)
+#define WITH_I64(S, T) BOTH(S, T, i64, int64) WITH_BOOL(S, T)
+#define WITH_I32(S, T) BOTH(S, T, i32, int32) WITH_I64(S, T)
+#define WITH_U16(S, T) BOTH(S, T, u16, uint16) WITH_I32(S, T)
+#define WITH_I16(S, T) BOTH(S, T, i16, int16) WITH_U16(S, T)
+#define WITH_U8(S, T) BOTH(S, T, u8, uint8) WITH_I16(S, T)
+#define WITH_I8(S, T) BOTH(S, T, i8, int8) WITH_U8(S, T)
+#define WITH_F64(S, T) BOTH(S, T, f64, double) WITH_I8(S, T)
+#define WITH_BF16(S, T) GPUNET_IF_BFLOAT16(BOTH(S, T, bf16, bfloat16)) WITH_F64(S, T)
+#define WITH_F16(S, T) BOTH(S, T, f16, float16) WITH_BF16(S, T)
+WITH_F16(f32, float)
+WITH_BF16(f16, float16)
+GPUNET_IF_BFLOAT16(WITH_F64(bf16, bfloat16))
+WITH_I8(f64, double)
+WITH_U8(i8, int8)
+WITH_I16(u8, uint8)
+WITH_U16(i16, int16)
+WITH_I32(u16, uint16)
+WITH_I64(i32, int32)
+WITH_BOOL(i64, int64)
 
 #define LIMITED(S, T) \
   extern "C" __global__ void limited_half_fwd_##S(const T* x, float16* y, int64 n) { map(x, y, n, Limit()); }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gpunet.arguments import Arguments
 from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch, map_launch, nothing
-from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
+from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Conversion, Kernel
 from gpunet.kernels import KernelContext, kernel
 
 _ALL = (*NUMBERS, "bool")
-_CAST = Kernel("copying", "cast_fwd", "const T* x, R* y, int64 n", T=_ALL, R=_ALL)
+_CAST = Conversion("copying", "cast_fwd", "const T* x, R* y, int64 n", T=_ALL, R=_ALL)
 _LIMITED_HALF = Kernel("copying", "limited_half_fwd", "const T* x, float16* y, int64 n", T=FLOATS)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from gpunet.arguments import Arguments
 from gpunet.broadcasting import align, legacy_shape
 from gpunet.buffers import Buffer
@@ -30,9 +32,9 @@ from gpunet.cuda_kernels.pieces import (
     nothing,
     signless,
 )
-from gpunet.cuda_kernels.signature import FLOATS, NUMBERS, Kernel
+from gpunet.cuda_kernels.signature import FLOATS, HALVES, NUMBERS, Kernel
 from gpunet.cuda_kernels.unary import NEGATIVE
-from gpunet.dtypes import is_float
+from gpunet.dtypes import is_float, is_half
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import Shape, TensorSpec
@@ -41,10 +43,26 @@ Specs = Sequence[Any]
 
 _BINARY: Final = {
     type: binary_kernels(
-        "elementwise", type.lower(), "T", "T", T=FLOATS if type in ("Div", "Pow") else SIGNLESS
+        "elementwise",
+        type.lower(),
+        "T",
+        "T",
+        strided=type != "Pow",  # exponents lie along bases
+        T=FLOATS if type in ("Div", "Pow") else SIGNLESS,
     )
     for type in ("Add", "Sub", "Mul", "Div", "Pow")
 }
+#: With results in float32, to be summed.
+_UNROUNDED: Final = {
+    type: binary_kernels("elementwise", f"{type.lower()}_wide", "T", "float", T=HALVES)
+    for type in ("Mul", "Div")
+}
+_MUL_INTO_WIDE = Kernel(
+    "elementwise", "mul_into_wide", "const float* a, const T* b, float* y, int64 n", T=HALVES
+)
+_MUL_INTO_NARROW = Kernel(
+    "elementwise", "mul_into_narrow", "const float* a, const T* b, T* y, int64 n", T=HALVES
+)
 #: ``c = a + b`` for tensors of one shape.
 ADD: Final = _BINARY["Add"].same
 _WHOLE: Final = tuple(t for t in NUMBERS if t not in FLOATS)
@@ -127,7 +145,9 @@ def _sum_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
 
 def _product_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
     a, b, full = _operands(op, inputs)
-    products = [TensorSpec(full, inputs[0].dtype)] if full != a or full != b else []
+    # In float32 for half types: what is summed is rounded once.
+    dtype = np.dtype(np.float32) if is_half(inputs[0].dtype) else inputs[0].dtype
+    products = [TensorSpec(full, dtype)] if full != a or full != b else []
     return [*products, *_partial(full, a, b)]
 
 
@@ -174,7 +194,8 @@ def mul_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     launches = []
     for target, shape, other, other_shape in ((da, a_shape, b, b_shape), (db, b_shape, a, a_shape)):
         result = target if shape == full else product
-        multiply = launch_binary(ctx, _BINARY["Mul"], dc, other, result, (full, other_shape, full))
+        kernels = _BINARY if result.dtype == dc.dtype else _UNROUNDED
+        multiply = launch_binary(ctx, kernels["Mul"], dc, other, result, (full, other_shape, full))
         summed = _sum_into(ctx, result, target, full, shape, partial)
         launches.append(multiply if summed is nothing else in_order(multiply, summed))
     if is_same(dc, da):
@@ -200,6 +221,10 @@ def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
         arguments = (dc, b, c, da, db, dc.size)
         return behind(guarding, prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, elementwise(dc.size)))
     product, *partial = ctx.scratch if args.epsilon <= 0 else ctx.scratch[:-1]
+    if product.dtype != dc.dtype:
+        sources, targets = (dc, b, c), (da, db)
+        steps = _div_gradient_unrounded(ctx, sources, targets, (a_shape, b_shape, full), product, partial)
+        return in_order(guarding, *steps)
     quotient = da if a_shape == full else product
     gradient = db if b_shape == full else product
     return in_order(
@@ -209,6 +234,32 @@ def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
         launch_binary(ctx, _BINARY["Mul"], quotient, c, gradient, (full, full, full)),
         _sum_into(ctx, gradient, db, full, b_shape, partial, negate=True),
     )
+
+
+def _div_gradient_unrounded(
+    ctx: KernelContext,
+    sources: tuple[Buffer, Buffer, Buffer],
+    targets: tuple[Buffer, Buffer],
+    shapes: tuple[Shape, Shape, Shape],
+    quotient: Buffer,
+    partial: Sequence[Buffer],
+) -> list[Launch]:
+    """The gradient in a half type where something is summed, with the quotient in float32. dA may be in place
+    of dC.
+    """
+    (dc, b, c), (da, db), (a_shape, b_shape, full) = sources, targets, shapes
+    divided = (full, b_shape, full)
+    types, grid = (c.dtype,), elementwise(c.size)
+    steps = [launch_binary(ctx, _UNROUNDED["Div"], dc, b, quotient, divided)]
+    if a_shape == full:
+        steps.append(launch_binary(ctx, _BINARY["Div"], dc, b, da, divided))
+    else:
+        steps.append(_sum_into(ctx, quotient, da, full, a_shape, partial))
+    if b_shape == full:
+        steps.append(prepare(ctx, _MUL_INTO_NARROW, types, (quotient, c, db, c.size), grid))
+        return [*steps, map_launch(ctx, NEGATIVE, (db, db))]
+    steps.append(prepare(ctx, _MUL_INTO_WIDE, types, (quotient, c, quotient, c.size), grid))
+    return [*steps, _sum_into(ctx, quotient, db, full, b_shape, partial, negate=True)]
 
 
 def _against_like(op: Operator, inputs: Specs, outputs: Specs) -> str | None:

@@ -25,7 +25,7 @@ BITS(i64, int64)
 
 extern "C" __global__ void range_fwd(float* y, int64 n) { GPUNET_LOOP(i, n) y[i] = (float)i; }
 
-// A thread draws a block of four words: four numbers of up to 32 bits or two of 64.
+// A thread draws a block of four words: four numbers, or two whole numbers of 64 bits each.
 extern "C" __global__ void uniform_fwd_f32(float* y, int64 n, double low, double span, double last, uint64 seed,
                                            uint32 operator_id, const uint64* step) {
   const bool wide = aligned<4>(y);
@@ -59,64 +59,28 @@ __device__ void uniform_rounded(T* y, int64 n, float low, float span, float last
   }
 UNIFORM_ROUNDED(f16, float16, 65504.0f)
 GPUNET_IF_BFLOAT16(UNIFORM_ROUNDED(bf16, bfloat16, 0x1.fep127f))
-extern "C" __global__ void uniform_fwd_f64(double* y, int64 n, double low, double span, double last, uint64 seed,
-                                           uint32 operator_id, const uint64* step) {
+
+// low + floor(v range / 2^64).
+extern "C" __global__ void integers_fwd(int32* y, int64 n, int64 low, uint64 range, uint64 seed, uint32 operator_id,
+                                        const uint64* step) {
   GPUNET_LOOP(b, (n + 1) / 2) {
     const Words words = philox(b, seed, operator_id, *step);
-    for (int k = 0; k < 2 && 2 * b + k < n; ++k) y[2 * b + k] = uniform_value(words.pair(k), low, span, last);
+    for (int k = 0; k < 2 && 2 * b + k < n; ++k)
+      y[2 * b + k] = (int32)((uint64)low + __umul64hi(words.pair(k), range));
   }
 }
 
-// low + floor(v range / 2^64); a range of 2^64 is passed as 0.
-#define INTEGERS(S, T)                                                                                            \
-  extern "C" __global__ void integers_fwd_##S(T* y, int64 n, int64 low, uint64 range, uint64 seed,               \
-                                              uint32 operator_id, const uint64* step) {                          \
-    GPUNET_LOOP(b, (n + 1) / 2) {                                                                                \
-      const Words words = philox(b, seed, operator_id, *step);                                                   \
-      for (int k = 0; k < 2 && 2 * b + k < n; ++k) {                                                             \
-        const uint64 v = words.pair(k);                                                                          \
-        y[2 * b + k] = (T)((uint64)low + (range == 0 ? v : __umul64hi(v, range)));                               \
-      }                                                                                                          \
-    }                                                                                                            \
-  }
-INTEGERS(i32, int32)
-INTEGERS(i64, int64)
-
 // Computed in double and rounded once.
-__device__ inline void store_rounded(float* y, int64 i, double value) { y[i] = (float)value; }
-__device__ inline void store_rounded(float16* y, int64 i, double value) { y[i] = __double2half(value); }
-// Of a float, as on the CPU.
-__device__ inline void store_rounded(bfloat16* y, int64 i, double value) { store(y, i, (float)value); }
-
-template <typename T>
-__device__ void normal_fwd(T* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id, uint64 step) {
+extern "C" __global__ void normal_fwd(float* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id,
+                                      const uint64* step) {
   GPUNET_LOOP(b, (n + 3) / 4) {
-    const Words words = philox(b, seed, operator_id, step);
+    const Words words = philox(b, seed, operator_id, *step);
     for (int p = 0; p < 2; ++p) {
       double first, second;
       box_muller((words.w[2 * p] + 1.0) * 0x1p-32, words.w[2 * p + 1] * 0x1p-32, mean, std, &first, &second);
       const int64 i = 4 * b + 2 * p;
-      if (i < n) store_rounded(y, i, first);
-      if (i + 1 < n) store_rounded(y, i + 1, second);
+      if (i < n) y[i] = (float)first;
+      if (i + 1 < n) y[i + 1] = (float)second;
     }
   }
 }
-template <>
-__device__ void normal_fwd<double>(double* y, int64 n, double mean, double std, uint64 seed, uint32 operator_id,
-                                   uint64 step) {
-  GPUNET_LOOP(b, (n + 1) / 2) {
-    const Words words = philox(b, seed, operator_id, step);
-    double first, second;
-    box_muller((double)(words.pair(0) >> 11) * 0x1p-53 + 0x1p-53, (double)(words.pair(1) >> 11) * 0x1p-53, mean, std,
-               &first, &second);
-    y[2 * b] = first;
-    if (2 * b + 1 < n) y[2 * b + 1] = second;
-  }
-}
-
-#define NORMAL(S, T)                                                                                              \
-  extern "C" __global__ void normal_fwd_##S(T* y, int64 n, double mean, double std, uint64 seed,                 \
-                                            uint32 operator_id, const uint64* step) {                            \
-    normal_fwd<T>(y, n, mean, std, seed, operator_id, *step);                                                    \
-  }
-GPUNET_FLOATS(NORMAL)

@@ -12,7 +12,7 @@ from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels.launch import elementwise, prepare
 from gpunet.cuda_kernels.pieces import Buffers, Launch
-from gpunet.cuda_kernels.signature import FLOATS, INDICES, Kernel
+from gpunet.cuda_kernels.signature import HALVES, Kernel
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -26,10 +26,13 @@ _REPEAT = Kernel("fill", "repeat_fwd", "const T* value, T* y, int64 n", T=_WORDS
 _DIAGONAL = Kernel("fill", "diagonal_fwd", "T* y, int64 n, int64 step, int64 bits", T=_WORDS)
 _RANGE = Kernel("fill", "range_fwd", "float* y, int64 n")
 _UNIFORM = Kernel(
-    "fill", "uniform_fwd", f"T* y, int64 n, double low, double span, double last, {_KEY}", T=FLOATS
+    "fill",
+    "uniform_fwd",
+    f"T* y, int64 n, double low, double span, double last, {_KEY}",
+    T=("float32", *HALVES),
 )
-_INTEGERS = Kernel("fill", "integers_fwd", f"T* y, int64 n, int64 low, uint64 range, {_KEY}", T=INDICES)
-_NORMAL = Kernel("fill", "normal_fwd", f"T* y, int64 n, double mean, double std, {_KEY}", T=FLOATS)
+_INTEGERS = Kernel("fill", "integers_fwd", f"int32* y, int64 n, int64 low, uint64 range, {_KEY}")
+_NORMAL = Kernel("fill", "normal_fwd", f"float* y, int64 n, double mean, double std, {_KEY}")
 
 
 def as_words(buffer: Buffer) -> Buffer:
@@ -96,7 +99,7 @@ def range_fill(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCo
 
 def _random_grid(y: Buffer) -> tuple[int, int]:
     """A thread for each block of four words."""
-    return elementwise(y.size, per_thread=2 if y.dtype.itemsize == 8 else 4)
+    return elementwise(y.size, per_thread=4)
 
 
 def _uniform_launch(ctx: KernelContext, y: Buffer, low: float, high: float) -> Launch:
@@ -109,7 +112,7 @@ def _uniform_launch(ctx: KernelContext, y: Buffer, low: float, high: float) -> L
 
 def _normal_launch(ctx: KernelContext, y: Buffer, mean: float, std: float) -> Launch:
     arguments = (y, y.size, float(mean), float(std), *key(ctx))
-    return prepare(ctx, _NORMAL, (y.dtype,), arguments, _random_grid(y))
+    return prepare(ctx, _NORMAL, (), arguments, _random_grid(y))
 
 
 @kernel("GaussianFill", device="cuda", binds=True)
@@ -144,8 +147,8 @@ def uniform_int_fill(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Ke
         raise KernelError(
             f"range {low}..{high} is empty or does not fit {y.dtype} ({limits.min}..{limits.max})"
         )
-    arguments = (y, y.size, low, (high - low + 1) % 2**64, *key(ctx))
-    return prepare(ctx, _INTEGERS, (y.dtype,), arguments, elementwise(y.size, per_thread=2))
+    arguments = (y, y.size, low, high - low + 1, *key(ctx))
+    return prepare(ctx, _INTEGERS, (), arguments, elementwise(y.size, per_thread=2))
 
 
 @kernel("XavierFill", device="cuda", binds=True)

@@ -144,6 +144,22 @@ class Kernel:
         )
 
 
+class Conversion(Kernel):
+    """Kernels from one element type to another: of equal types there are none."""
+
+    def instances(self) -> Iterator[tuple[np.dtype, ...]]:
+        """All pairs of types that differ."""
+        yield from (types for types in super().instances() if len(set(types)) == len(types))
+
+    def function_name(self, *types: np.dtype) -> str:
+        """Name of the function for these types; raises :class:`DataTypeError` for equal ones too."""
+        if len(set(types)) < len(types):
+            raise DataTypeError(
+                f"kernel {self.name!r} is not made for {types[0].name} twice, wanted types that differ"
+            )
+        return super().function_name(*types)
+
+
 def scalar(type: str, value: Any) -> Any:
     """A ctypes scalar of a C++ type."""
     return _SCALARS[type][0](value)

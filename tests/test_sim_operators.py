@@ -35,9 +35,6 @@ TOLERANCE = {"float16": 2e-3, "bfloat16": 2**-7, "float32": 1e-5, "float64": 1e-
 #: Random operators whose floats are not only random bits: they go through a logarithm and a sine, in which
 #: libraries differ in the last place, or are computed from X.
 ROUNDED = {"GaussianFill", "MSRAFill", "Dropout"}
-#: Operators that sum products which they have rounded to the type of the data; for bfloat16 the CPU does not
-#: round them.
-ROUNDED_TERMS = {"MulGradient", "DivGradient"}
 
 CASES: list[OpCase] = []
 for path in sorted((pathlib.Path(__file__).parent / "operators").glob("cases_*.py")):
@@ -62,8 +59,7 @@ def assert_agree(type: str, got: Sequence[Any], want: Sequence[Any], least: floa
         a, b, tolerance = a.astype(np.float64), b.astype(np.float64), max(TOLERANCE[b.dtype.name], least)
         # Sums lose what is small beside their largest terms.
         largest = np.abs(b[np.isfinite(b)]).max(initial=0)
-        narrow = is_bfloat16(got[o].dtype) and type not in ROUNDED_TERMS
-        absolute = (1e-5 if narrow else tolerance) * largest + eps(got[o].dtype)
+        absolute = (1e-5 if is_bfloat16(got[o].dtype) else tolerance) * largest + eps(got[o].dtype)
         np.testing.assert_allclose(a, b, tolerance, absolute, equal_nan=True, err_msg=f"output {o} of {type}")
 
 

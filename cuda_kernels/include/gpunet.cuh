@@ -78,6 +78,7 @@ __device__ inline void store<bfloat16>(bfloat16* p, int64 i, float value) {
 #define GPUNET_IF_BFLOAT16(...)
 #endif
 #define GPUNET_FLOATS(M) M(f32, float) M(f16, float16) GPUNET_IF_BFLOAT16(M(bf16, bfloat16)) M(f64, double)
+#define GPUNET_HALVES(M) M(f16, float16) GPUNET_IF_BFLOAT16(M(bf16, bfloat16))
 #define GPUNET_INTEGERS(M) M(i8, int8) M(u8, uint8) M(i16, int16) M(u16, uint16) M(i32, int32) M(i64, int64)
 #define GPUNET_NUMBERS(M) GPUNET_FLOATS(M) GPUNET_INTEGERS(M)
 

@@ -30,10 +30,6 @@ __device__ inline float uniform_value(uint32 word, float low, float span, float 
   const float value = __fadd_rn(__fmul_rn(__fmul_rn((float)(word >> 8), 0x1p-24f), span), low);
   return value < last ? value : last;
 }
-__device__ inline double uniform_value(uint64 number, double low, double span, double last) {
-  const double value = __dadd_rn(__dmul_rn(__dmul_rn((double)(number >> 11), 0x1p-53), span), low);
-  return value < last ? value : last;
-}
 
 // The pair of normal numbers for u1 in (0, 1] and u2 in [0, 1).
 __device__ inline void box_muller(double u1, double u2, double mean, double std, double* first, double* second) {

@@ -71,8 +71,8 @@ __device__ inline A signed_total(A total, int negate) {
   return negate ? -total : total;
 }
 
-template <typename A, typename I, typename T>
-__device__ inline void loop_sum_strided(const T* x, T* y, uint8* partial, const SumShape& s, int negate) {
+template <typename A, typename I, typename T, typename R>
+__device__ inline void loop_sum_strided(const T* x, R* y, uint8* partial, const SumShape& s, int negate) {
   __shared__ A scratch[32];
   const int64 length = (s.reduced + s.slices - 1) / s.slices;
   for (int64 task = blockIdx.x; task < s.kept * s.slices; task += gridDim.x) {
@@ -92,8 +92,8 @@ __device__ inline void loop_sum_strided(const T* x, T* y, uint8* partial, const 
 }
 
 // A block for each result and slice. Here and below, sums are of type A.
-template <typename T, typename A = typename Total<T>::type>
-__device__ inline void sum_strided(const T* x, T* y, uint8* partial, const SumShape& s, int negate) {
+template <typename T, typename R, typename A>
+__device__ inline void sum_strided(const T* x, R* y, uint8* partial, const SumShape& s, int negate) {
   if (s.kept * s.reduced <= 0x7fffffff)
     loop_sum_strided<A, uint32>(x, y, partial, s, negate);
   else
@@ -101,8 +101,8 @@ __device__ inline void sum_strided(const T* x, T* y, uint8* partial, const SumSh
 }
 
 // Sums the columns of a matrix of `rows` rows: a block for 32 columns and a slice of the rows, a warp for every eighth row.
-template <typename T, typename A = typename Total<T>::type>
-__device__ inline void sum_columns(const T* x, T* y, uint8* partial, int64 rows, int64 columns, int64 slices, int negate) {
+template <typename T, typename R, typename A>
+__device__ inline void sum_columns(const T* x, R* y, uint8* partial, int64 rows, int64 columns, int64 slices, int negate) {
   __shared__ A parts[32][33];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64 tiles = (columns + 31) / 32, length = (rows + slices - 1) / slices;
@@ -126,7 +126,7 @@ __device__ inline void sum_columns(const T* x, T* y, uint8* partial, int64 rows,
 }
 
 // Sums the slices: a block for each result.
-template <typename T, typename A = typename Total<T>::type>
+template <typename T, typename A>
 __device__ inline void sum_slices(const uint8* partial, T* y, int64 kept, int64 slices, int negate) {
   __shared__ A scratch[32];
   for (int64 k = blockIdx.x; k < kept; k += gridDim.x) {
