@@ -152,24 +152,35 @@ def test_a_net_follows_new_shapes():
 
 def test_operators_without_a_kernel_run_on_the_cpu_and_say_so_once(caplog, monkeypatch):
     monkeypatch.setattr(placement, "_reported", set())
+    a, b = np.ones((2, 1) * 5, np.float32), np.ones((1, 2) * 5, np.float32)  # more axes than kernels take
+    net = NetDef(name="n", op=[op("Mul", "a b", "g"), op("Sum", "g g", "y")], external_input=["a", "b"])
     ws = gpunet.Workspace("sim:0")
-    shape = np.array([3, 2], dtype=np.int64)
-    ws.feed("x", np.arange(6, dtype=np.float32))
-    ws.feed("shape", shape)
-    ws.create(
-        NetDef(
-            name="n", op=[op("GivenTensorFill", "", "g", shape=[6], values=[1.0] * 6), op("Sum", "x g", "y")]
-        )
-    )
+    ws.feed("a", a)
+    ws.feed("b", b)
+    ws.create(net)
     ws.run("n", 2)
-    np.testing.assert_array_equal(ws.fetch("y"), np.arange(6) + 1)
-    ws.run_once(NetDef(name="again", op=[op("GivenTensorFill", "", "h", shape=[6], values=[2.0] * 6)]))
-    (said,) = [text for text in caplog.messages if "GivenTensorFill" in text]
+    np.testing.assert_array_equal(ws.fetch("y"), np.full((2,) * 10, 2))
+    ws.run_once(net)
+    (said,) = [text for text in caplog.messages if "[Mul]" in text]
     assert "runs on the CPU, not on sim:0" in said
-    assert "24 bytes are copied each run" in said
+    assert f"{a.nbytes + b.nbytes + 2**10 * 4:,} bytes are copied each run" in said
     strict = gpunet.Workspace("sim:0", strict=True)
-    with pytest.raises(DeviceError, match=r"\[GivenTensorFill\].*strict placement"):
-        strict.run_once(NetDef(name="n", op=[op("GivenTensorFill", "", "g", shape=[6], values=[1.0] * 6)]))
+    strict.feed("a", a)
+    strict.feed("b", b)
+    with pytest.raises(DeviceError, match=r"\[Mul\].*strict placement"):
+        strict.run_once(net)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_saved_parameters_come_from_the_host_without_a_word(strict, caplog, monkeypatch):
+    monkeypatch.setattr(placement, "_reported", set())
+    ws = gpunet.Workspace("sim:0", strict=strict)
+    given = op("GivenTensorFill", "", "g", shape=[3], values=[1.0, -2.0, 3.0])
+    ws.run_once(NetDef(name="init", op=[given]))
+    ws.create(NetDef(name="n", op=[op("Relu", "g", "y")], external_input=["g"]))
+    ws.run("n")
+    assert ws.fetch("y").tolist() == [1, 0, 3]
+    assert not caplog.messages
 
 
 def test_device_options_place_operators():

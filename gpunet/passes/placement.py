@@ -2,7 +2,7 @@
 
 An operator runs on the device that its definition asks for, else on the workspace's; where no kernel exists
 there, on the CPU, which is reported once for each type with the reason and the bytes that cross (``strict``
-makes it an error).
+makes it an error), unless it has no inputs.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ def _choose(node: Node, op: Operator, wanted: Device, strict: bool) -> tuple[Dev
         if reason is None:
             return wanted, find(op, wanted.kind, inputs, outputs)
         kernel = find(op, CPU.kind, inputs, outputs)
+        if not inputs:
+            # Its values come from the definition, as those of saved parameters do: as good as fed.
+            return CPU, kernel
     except DeviceError as error:
         raise error.locate(op.where) from None
     if strict:
