@@ -8,7 +8,6 @@ import functools
 import gc
 import importlib.util
 import json
-import logging
 import os
 import re
 import subprocess
@@ -24,8 +23,6 @@ from gpunet import backends, devices
 from gpunet.backends import backend
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import (
-    conv_direct,
-    conv_transpose,
     convolution,
     cudnn,
     cudnn_cache,
@@ -43,7 +40,7 @@ from gpunet.devices import Device
 from gpunet.errors import DeviceError, KernelError
 from gpunet.kernels import KernelContext, find, reason_against, wanted_scratch
 from gpunet.operator import Operator
-from gpunet.specs import TensorSpec, spec
+from gpunet.specs import spec
 from tests.fake_cudnn import Library, Times
 from tests.gpu import plan as planner
 from tests.test_cuda_backend import fake
@@ -504,7 +501,8 @@ def test_scratch_is_that_of_the_device_that_it_is_for(
 
     monkeypatch.setattr(cudnn_execution, "find", plan)
     op = operator(kernel=3, pad=1)
-    inputs, outputs = specs(op, spec(X, "float32"), spec(W, "float32"))
+    inputs = [spec(X, "float32"), spec(W, "float32")]
+    outputs = op.infer(inputs)
     found = find(op, "cuda", inputs, outputs)
     for device in sizes:
         assert [s.nbytes for s in wanted_scratch(found, op, inputs, outputs, device)] == [sizes[device]]
@@ -550,119 +548,7 @@ def test_batch_normalization_passes_numbers(library: Library, gpu: CudaBackend) 
     assert find(op, "cuda", odd, odd).engine == ""
 
 
-# Operators.
-
-
-def specs(op: Operator, *inputs: TensorSpec) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    return list(inputs), op.infer(inputs)
-
-
-def test_convolution_takes_cudnn(library: Library, gpu: CudaBackend) -> None:
-    op = operator("Conv", 3, kernel=3, pad=1)
-    inputs, outputs = specs(op, spec(X, "float32"), spec(W, "float32"), spec((4,), "float32"))
-    found = find(op, "cuda", inputs, outputs)
-    assert found.scratch is not None
-    scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
-    given, made = (tuple(Buffer.empty(gpu, s) for s in group) for group in (inputs, outputs))
-    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-    found.function(given, made, op.args, context)()
-    ((_, operands, workspace, _),) = library.executed
-    assert operands == {i: b.pointer for i, b in enumerate((*given, *made), 1)}
-    assert workspace == scratch[-1].pointer
-
-
-def test_gradients_take_cudnn(library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(conv_direct, "channel_sums", lambda *given: lambda: done.append("bias"))
-    op = operator("ConvGradient", 3, 3, kernel=3, pad=1)
-    inputs, outputs = specs(op, spec(X, "float32"), spec(W, "float32"), spec(Y, "float32"))
-    found = find(op, "cuda", inputs, outputs)
-    assert found.scratch is not None
-    scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
-    (x, w, dy), (dw, _, dx) = (tuple(Buffer.empty(gpu, s) for s in group) for group in (inputs, outputs))
-    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-    found.function((x, w, dy), (dw, Buffer.empty(gpu, outputs[1]), dx), op.args, context)()
-    executed = [list(operands.values()) for _, operands, _, _ in library.executed]
-    assert executed == [[x.pointer, dy.pointer, dw.pointer], [w.pointer, dy.pointer, dx.pointer]]
-    assert done == ["bias"]
-
-
-def test_transposed_convolution_takes_cudnn(
-    library: Library, gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(conv_transpose, "_add_bias", lambda *given: [lambda: done.append("bias")])
-    monkeypatch.setattr(conv_direct, "channel_sums", lambda *given: lambda: done.append("sums"))
-    filters, bias = spec((3, 4, 2, 2), "float32"), spec((4,), "float32")
-
-    def execute(op: Operator, *inputs: TensorSpec) -> tuple[list[Buffer], list[Buffer]]:
-        outputs = op.infer(inputs)
-        found = find(op, "cuda", inputs, outputs)
-        assert found.scratch is not None
-        scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
-        given, made = ([Buffer.empty(gpu, s) for s in group] for group in (inputs, outputs))
-        context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-        found.function(tuple(given), tuple(made), op.args, context)()
-        return given, made
-
-    (x, w, _), (y,) = execute(operator("ConvTranspose", 3, stride=2), spec(X, "float32"), filters, bias)
-    assert y.shape == (X[0], 4, 2 * X[2], 2 * X[3])
-    (operands,) = [list(operands.values()) for _, operands, _, _ in library.executed]
-    assert operands == [w.pointer, x.pointer, y.pointer]
-    assert done == ["bias"]
-    library.executed.clear()
-    op = operator("ConvTransposeGradient", 3, 3, stride=2)
-    (x, w, dy), (dw, _, dx) = execute(op, spec(X, "float32"), filters, y.spec)
-    executed = [list(operands.values()) for _, operands, _, _ in library.executed]
-    assert executed == [[dy.pointer, x.pointer, dw.pointer], [dy.pointer, w.pointer, dx.pointer]]
-    assert done == ["bias", "sums"]
-
-
-#: Types, and plans that none of their graphs may use: in float32 none with tensor cores, on a device without
-#: bfloat16 none at all.
-USELESS: dict[str, dict[str, tuple[int, str]]] = {"float32": {"eng0": (0, "TENSOR_CORE")}, "bfloat16": {}}
-
-
-@pytest.mark.parametrize("dtype", USELESS)
-def test_what_has_no_plan_runs_directly(
-    library: Library,
-    gpu: CudaBackend,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    dtype: str,
-) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(conv_direct, "convolution", lambda *given: lambda: done.append("direct"))
-    library.plans = USELESS[dtype]
-    op = operator("Conv", 2, kernel=3, pad=1)
-    for x in (X, X, (0, *X[1:])):
-        inputs, outputs = specs(op, spec(x, dtype), spec(W, dtype))
-        found = find(op, "cuda", inputs, outputs)
-        assert found.scratch is not None
-        scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
-        assert [s.nbytes for s in scratch] == [0]
-        given, made = (tuple(Buffer.empty(gpu, s) for s in group) for group in (inputs, outputs))
-        context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-        with caplog.at_level(logging.WARNING, "gpunet"):
-            found.function(given, made, op.args, context)()
-    assert done == ["direct"] * 3
-    assert library.executed == []
-    (message,) = (record.message for record in caplog.records)
-    assert f"runs on cuda:0 with engine 'DIRECT': cuDNN has no plan of convolution forward {dtype}" in message
-
-
-def test_bfloat16_may_use_tensor_cores(library: Library, gpu: CudaBackend) -> None:
-    op = operator("Conv", 2, kernel=3, pad=1)
-    inputs, outputs = specs(op, spec(X, "bfloat16"), spec(W, "bfloat16"))
-    found = find(op, "cuda", inputs, outputs)
-    assert found.scratch is not None
-    scratch = tuple(Buffer.empty(gpu, s) for s in found.scratch(op, inputs, outputs))
-    given, made = (tuple(Buffer.empty(gpu, s) for s in group) for group in (inputs, outputs))
-    context = KernelContext(op, backend=gpu, stream=gpu.stream, scratch=scratch)
-    found.function(given, made, op.args, context)()
-    ((name, operands, _, _),) = library.executed
-    assert name == "eng0"
-    assert operands == {1: given[0].pointer, 2: given[1].pointer, 3: made[0].pointer}
+# Where there is no cuDNN.
 
 
 @pytest.mark.skipif(COMPILER is None, reason=toolchain.MISSING)
@@ -672,8 +558,8 @@ def test_the_simulated_device_asks_for_no_workspace(monkeypatch: pytest.MonkeyPa
     assert cudnn_execution.workspace(GRAPH).nbytes == 0
     with pytest.raises(cudnn.NoPlanError, match="cuDNN needs a GPU"):
         cudnn_execution.find(sim, GRAPH)
-    op = operator(kernel=3, pad=1)
-    assert reason_against(op, "sim", *specs(op, spec(X, "float32"), spec(W, "float32"))) is None
+    op, inputs = operator(kernel=3, pad=1), [spec(X, "float32"), spec(W, "float32")]
+    assert reason_against(op, "sim", inputs, op.infer(inputs)) is None
 
 
 def test_without_the_front_end(gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
