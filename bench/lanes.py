@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import numpy as np
 
 import gpunet
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 from gpunet.cpu_fallback.threads import thread_count
 
 from .networks import NETWORKS
@@ -87,5 +87,5 @@ def _in_one_thread(run: Callable[[], object]) -> None:
     """Runs with kernels that find all other cores busy."""
     with ExitStack() as stack:
         for _ in range(thread_count()):
-            stack.enter_context(LANES.working())
+            stack.enter_context(BUSY_LANES.working())
         run()

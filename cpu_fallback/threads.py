@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
 PIECE_BYTES = 1 << 19
@@ -71,7 +71,7 @@ def split(count: int, item_bytes: int, work: Callable[[int, int], None]) -> None
         work: handles the items from ``begin`` to ``end - 1``; results must not depend on where the cuts are.
     """
     step = max(1, PIECE_BYTES // max(1, item_bytes))
-    threads = min(thread_count() - LANES.others, count * item_bytes // THREAD_BYTES, count)
+    threads = min(thread_count() - BUSY_LANES.others, count * item_bytes // THREAD_BYTES, count)
     if threads < 2 or getattr(_local, "inside", False):
         _walk(0, count, step, work)
         return

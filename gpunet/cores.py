@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 
-class Lanes:
+class BusyLanes:
     """Counts the threads that are at work."""
 
     def __init__(self) -> None:
@@ -50,4 +50,4 @@ class Lanes:
 
 
 #: Those of all workspaces: they share the cores.
-LANES: Final = Lanes()
+BUSY_LANES: Final = BusyLanes()

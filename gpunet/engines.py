@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpunet.backends import Event, Stream, backend
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 from gpunet.graph import Node
 from gpunet.schedule import Lane
 
@@ -94,7 +94,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
     others = list(queues.values())
 
     def work(run: _Run, items: Sequence[tuple[int, Step]]) -> None:
-        with np.errstate(all="ignore"), LANES.working():
+        with np.errstate(all="ignore"), BUSY_LANES.working():
             for position, step in items:
                 try:
                     for earlier in step.waits:
@@ -136,7 +136,7 @@ def _side_streams(steps: Sequence[Step]) -> list[tuple[Stream, Stream]]:
 def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
     done = run.done[position]
     if not done.is_set():
-        with LANES.waiting():
+        with BUSY_LANES.waiting():
             done.wait()
     event = run.events.get(position)
     if event is None:

@@ -8,7 +8,7 @@ import pytest
 
 import gpunet
 from gpunet.blas import Library, OneThread, openblas
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 from gpunet.cpu_fallback import lanes as cpu_lanes
 from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.threads import thread_count
@@ -133,7 +133,7 @@ def test_products_are_the_same_bits_whatever_is_busy(
         product(a, b, shared)
         with ExitStack() as busy:
             for _ in range(thread_count()):
-                busy.enter_context(LANES.working())
+                busy.enter_context(BUSY_LANES.working())
             product(a, b, alone)
     assert used == [cpu_lanes.LANES] * 2
     np.testing.assert_array_equal(shared, alone)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpunet
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
 from gpunet.observers import observe
@@ -151,10 +151,10 @@ def test_busy_lanes_are_counted_while_they_run():
     """Two lanes are at work at once; afterwards none is, even if an operator fails."""
     ws = ran(branches(), engine="async_scheduling", workers=2)
     seen = []
-    with observe(ws, "branches", after=lambda call: seen.append(LANES.others)):
+    with observe(ws, "branches", after=lambda call: seen.append(BUSY_LANES.others)):
         ws.run("branches")
     assert max(seen) <= 1
-    assert LANES.others == 0
+    assert BUSY_LANES.others == 0
     net = branches()
     net.op.insert(2, op("LabelCrossEntropy", "x label", "l"))
     net.external_input.append("label")
@@ -164,7 +164,7 @@ def test_busy_lanes_are_counted_while_they_run():
     ws.create(net, engine="dag", workers=3, overwrite=True)
     with pytest.raises(KernelError, match="99"):
         ws.run(net.name)
-    assert LANES._busy == 0
+    assert BUSY_LANES._busy == 0
 
 
 def test_a_missing_wait_is_a_race():

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from gpunet.cores import LANES
+from gpunet.cores import BUSY_LANES
 from gpunet.cpu_fallback import threads
 from gpunet.cpu_fallback.threads import PIECE_BYTES, THREAD_BYTES, split
 
@@ -88,22 +88,22 @@ def test_other_lanes_at_work_take_their_cores(two_threads: None) -> None:
         both = threading.Barrier(2)
 
         def work(begin: int, end: int) -> None:
-            if not LANES.others:
+            if not BUSY_LANES.others:
                 both.wait(timeout=30)
             found.add(threading.current_thread().name)
 
         split(2, THREAD_BYTES, work)
         return len(found)
 
-    with LANES.working():
+    with BUSY_LANES.working():
         assert threads_used() == 2
-        with LANES.working():
+        with BUSY_LANES.working():
             assert threads_used() == 1
-            with LANES.waiting():
+            with BUSY_LANES.waiting():
                 assert threads_used() == 2
             assert threads_used() == 1
         assert threads_used() == 2
-    assert LANES.others == 0
+    assert BUSY_LANES.others == 0
 
 
 def test_an_error_of_any_piece_is_raised_after_all_have_ended(two_threads: None) -> None:
