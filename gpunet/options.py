@@ -88,6 +88,9 @@ def options_of(
         raise NetError(
             f"net {net.name!r}: workers is {chosen} and streams {streams}, wanted 0 or more and 1 or more"
         )
+    for option, given in (("keep", keep), ("without", without)):
+        if isinstance(given, str):
+            raise NetError(f"net {net.name!r}: {option} is the text {given!r}, wanted names, as [{given!r}]")
     if keep is None and net.external_output:
         keep = net.external_output
     return Options(

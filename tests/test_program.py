@@ -305,3 +305,9 @@ def test_unknown_arguments_are_ignored(ws):
     ws.feed("x", np.array([-1, 2], dtype=np.float32))
     ws.run_operator(op("Relu", "x", "y", order="NCHW", cudnn_exhaustive_search=0, whatever=[1.5]))
     assert ws.fetch("y").tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("option", ["keep", "without"])
+def test_a_text_is_not_taken_for_a_list_of_its_letters(ws, option):
+    with pytest.raises(NetError, match=f"net 'n': {option} is the text 'y', wanted names, as \\['y'\\]"):
+        ws.create(NetDef(name="n", op=[op("Relu", "x", "y")]), **{option: "y"})
