@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import gpunet
 from gpunet import gradient_check
 from gpunet.backends import Backend
 from gpunet.cuda_kernels import cudnn, nvrtc, signature
+from gpunet.cuda_kernels.sim import toolchain
 from gpunet.definitions import make_operator
 from gpunet.dtypes import BFLOAT16
 from gpunet.errors import DeviceError, GpunetError, GradientError
@@ -38,6 +39,8 @@ PRECISIONS = ("float32", "float16", *(() if BFLOAT16 is None else ("bfloat16",))
 HALF_LIMITS = {"float16": 2e-2, "bfloat16": 1e-1}
 #: Of so many rows of the operator tables one is looked at in bfloat16 too.
 NARROW = 4
+#: Of so many rows of each operator type on the simulated device, whose rows the tests run one and all.
+SIMULATED_ROWS = 4
 #: Algorithms of cuDNN (Winograd, FFT) round more than a plain sum.
 LIBRARY_TOLERANCE = 1e-4
 
@@ -96,8 +99,16 @@ def compilation(place: Place) -> Iterator[Record]:
             unit="s",
             detail=f"{len(spilled)} functions spill registers {' '.join(spilled[:5])}",
         )
-    for module in modules[:: 8 if place.quick else 1]:
+    modules = modules[:: 8 if place.quick else 1]
+    if place.simulated:
+        toolchain.build_runtime()
+        with ThreadPoolExecutor(os.cpu_count()) as builds:
+            for module in modules:  # what does not build is written down below
+                builds.submit(toolchain.build_module, module)
+    for index, module in enumerate(modules):
         if place.late:
+            left = len(modules) - index
+            yield Record("further modules", detail=f"{left} of {len(modules)} were not reached in time")
             return
         yield _loaded(place, module)
 
@@ -138,16 +149,37 @@ def in_bfloat16(rows: list[Any], device: str) -> list[Any]:
     return found
 
 
+def in_turns(rows: list[Any], most: int | None = None) -> list[Any]:
+    """The first row of each operator type, then the second of each and so on: where time ends, all types have
+    had their turns. Convolutions, which cuDNN must plan, come last in a turn.
+
+    With ``most`` at most so many rows of each type, from all over its table.
+    """
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(row.type, []).append(row)
+    turns = [
+        (turn, "Conv" in type, row)
+        for type, group in groups.items()
+        for turn, row in enumerate(group[:: 1 if most is None else -(-len(group) // most)])
+    ]
+    return [row for _, _, row in sorted(turns, key=lambda entry: entry[:2])]
+
+
 def operators(place: Place) -> Iterator[Record]:
     """Each row of the tables, and the operators of its gradient, against the CPU."""
     rows = cases()
     if not rows:
         yield Record("operator tables", detail="not there: this is no checkout, tests/operators is missing")
         return
-    # What cuDNN must plan takes longest: it comes last, and the first plan will do.
     rows = rows[:: 37 if place.quick else 1]
     rows += in_bfloat16(rows[::NARROW], place.device)
-    rows.sort(key=lambda case: "Conv" in case.type)
+    whole = len(rows)
+    rows = in_turns(rows, SIMULATED_ROWS if place.simulated else None)
+    if len(rows) < whole and not place.skip:
+        words = f"{len(rows)} of {whole}, at most {SIMULATED_ROWS} of each operator type"
+        yield Record("rows on the simulated device", detail=words)
+    # The first plan of cuDNN will do.
     os.environ.setdefault("GPUNET_CUDNN_TUNE", "1")
     for index, case in enumerate(rows):
         if index < place.skip:
@@ -191,7 +223,7 @@ def _operator(case: Any, place: Place) -> Record:
 
 def random_bits(place: Place) -> Iterator[Record]:
     """Fills and dropout draw the same bits as on the CPU, step by step, with every engine."""
-    size = 1000 if place.quick else 1_000_001
+    size = 1000 if place.quick else 100_001 if place.simulated else 1_000_001
     net = NetDef(
         name="random",
         op=[

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gpunet.bench import gpu_check
+from gpunet.bench import gpu_check, gpu_correctness
 from gpunet.bench.gpu_records import Section
 from gpunet.devices import gpu_count
 from tests.sim_kernels import needs_compiler
@@ -71,6 +72,36 @@ def test_everything_on_the_simulated_device(tmp_path: Path) -> None:
     assert sum(record.get("ok", False) for record in operators) > 20
     assert any("graphs were launched [4] times" in r["detail"] for r in found["graphs"]["records"])
     assert {"float32", "float16"} <= {r["case"].split(", ")[2] for r in found["training"]["records"]}
+
+
+def test_every_operator_type_has_its_turn() -> None:
+    rows = gpu_correctness.cases()
+    types = {row.type for row in rows}
+    by_turns = gpu_correctness.in_turns(rows)
+    assert sorted(map(id, by_turns)) == sorted(map(id, rows))
+    first = [row.type for row in by_turns[: len(types)]]
+    assert set(first) == types
+    assert [t for t in first if "Conv" in t] == first[-sum("Conv" in t for t in types) :]
+    few = Counter(row.type for row in gpu_correctness.in_turns(rows, 4))
+    assert set(few) == types
+    assert max(few.values()) == 4
+
+
+def test_limits_do_not_cut_the_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[float, float]] = []
+
+    def check(section: Section, device: str, quick: bool, seconds: float, patience: float) -> Any:
+        given.append((section.seconds, seconds))
+        return gpu_check.Result(section.name)
+
+    monkeypatch.setattr(gpu_check, "check_section", check)
+    monkeypatch.setattr(gpu_check, "backend", lambda device: None)
+    invoke("--device", "sim:0", code=0)
+    assert len(given) == len(gpu_check.SECTIONS)
+    assert all(limit == gpu_check.PATIENCE * seconds for seconds, limit in given)
+    given.clear()
+    invoke("--device", "cuda:0", code=0)
+    assert all(limit <= seconds for seconds, limit in given)
 
 
 @needs_compiler
