@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunet.arguments import Bool, Float, Int, Str
-from gpunet.errors import ArgumentError, DataTypeError, GradientError, SchemaError, ShapeError
+from gpunet.arguments import Bool, Int
+from gpunet.errors import ArgumentError, DataTypeError, GradientError, SchemaError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
+from gpunet.operators.normalization import EPSILON, ORDER, channels_of, check_epsilon
 from gpunet.proto import OperatorDef
 from gpunet.rules import canonical_axis, describe, flops_per_input, want_same_type, want_shape, want_size
 from gpunet.schema import FLOATS, Input, Output, register
@@ -69,25 +70,17 @@ def statistics_spec(x: TensorSpec, shape: Shape) -> TensorSpec:
     return spec(shape, "float32" if x.dtype.itemsize == 2 else x.dtype)
 
 
-_EPSILON: Final = Float("epsilon", 1e-5, "added to the variance")
-
-
-def _check(op: Operator) -> None:
-    if op.args.epsilon < 0:
-        raise ArgumentError(f"argument 'epsilon' is {op.args.epsilon}, wanted 0 or more")
-
-
 # Layers.
 
 _LAYER_ARGS: Final = [
     Int("axis", 1, "dimensions from here on are normalized together, those before it are the examples"),
-    _EPSILON,
+    EPSILON,
     Bool("elementwise_affine", False, "whether there are inputs gamma and beta"),
 ]
 
 
 def _check_layer(op: Operator) -> None:
-    _check(op)
+    check_epsilon(op)
     gradient = op.type.endswith("Gradient")
     wanted = (6 if gradient else 3) if op.args.elementwise_affine else (5 if gradient else 1)
     if len(op.inputs) != wanted:
@@ -194,24 +187,14 @@ register(
 
 # Groups of channels, and channels.
 
-_ORDER: Final = Str(
-    "order",
-    "NCHW",
-    "where the channels are: dimension 1 (NCHW) or the last one (NHWC)",
-    choices=("NCHW", "NHWC"),
-)
-_GROUP_ARGS: Final = [Int("group", 32, "groups that the channels are cut into"), _EPSILON, _ORDER]
-_INSTANCE_ARGS: Final = [_EPSILON, _ORDER]
+_GROUP_ARGS: Final = [Int("group", 32, "groups that the channels are cut into"), EPSILON, ORDER]
+_INSTANCE_ARGS: Final = [EPSILON, ORDER]
 
 
 def _channel_groups(op: Operator, inputs: Sequence[TensorSpec], index: int) -> Groups:
     x = inputs[index]
-    if x.rank < 2:
-        raise ShapeError(
-            f"{describe(op, index, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)"
-        )
+    channels = channels_of(op, x, index)
     groups = groups_of(op.type, op.args, x.shape)
-    channels = x.shape[1] if op.args.order == "NCHW" else x.shape[-1]
     if groups.groups < 0 or groups.channels != channels:
         raise ArgumentError(
             f"argument 'group' is {op.args.group}, wanted a divisor of the {channels} channels of X"
@@ -244,7 +227,7 @@ def _infer_channels_gradient(
 
 
 def _check_group(op: Operator) -> None:
-    _check(op)
+    check_epsilon(op)
     if op.args.group < 1:
         raise ArgumentError(f"argument 'group' is {op.args.group}, wanted at least 1")
 
@@ -323,7 +306,7 @@ register(
     args=_INSTANCE_ARGS,
     output_counts=[1, 3],
     inplace=[(0, 0)],
-    check=_check,
+    check=check_epsilon,
     infer=_infer_channels,
     gradient=_instance_gradient,
     flops=flops_per_input(8),
@@ -345,7 +328,7 @@ register(
     outputs=_GRADIENTS,
     args=_INSTANCE_ARGS,
     input_counts=[4, 6],
-    check=_check,
+    check=check_epsilon,
     infer=lambda op, inputs: _infer_channels_gradient(op, inputs, 0, 3, 1),
     flops=flops_per_input(13),
     doc=f"Gradients of InstanceNorm. {_SUMS}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from gpunet.arguments import Bool, Float, Int, Str
 from gpunet.dtypes import is_half
@@ -14,12 +15,31 @@ from gpunet.rules import describe, flops_per_input, want_rank, want_same_type, w
 from gpunet.schema import FLOATS, Input, Output, register
 from gpunet.specs import TensorSpec
 
-_ORDER = Str(
+ORDER: Final = Str(
     "order",
     "NCHW",
     "where the channels are: dimension 1 (NCHW) or the last one (NHWC)",
     choices=("NCHW", "NHWC"),
 )
+EPSILON: Final = Float("epsilon", 1e-5, "added to the variance")
+
+
+def channels_of(op: Operator, x: TensorSpec, index: int = 0) -> int:
+    """The number of channels of images, which are input ``index``; raises :class:`ShapeError` where there is
+    no dimension for them.
+    """
+    if x.rank < 2:
+        raise ShapeError(
+            f"{describe(op, index, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)"
+        )
+    return x.shape[1] if op.args.order == "NCHW" else x.shape[-1]
+
+
+def check_epsilon(op: Operator) -> None:
+    """Raises :class:`ArgumentError` for a number below 0."""
+    if op.args.epsilon < 0:
+        raise ArgumentError(f"argument 'epsilon' is {op.args.epsilon}, wanted 0 or more")
+
 
 _LRN_ARGS = [
     Int(
@@ -28,7 +48,7 @@ _LRN_ARGS = [
     Float("alpha", 0.0, "factor of the mean of squares"),
     Float("beta", 0.0, "exponent"),
     Float("bias", 1.0, "added to the scaled mean of squares"),
-    _ORDER,
+    ORDER,
 ]
 
 
@@ -97,14 +117,14 @@ register(
 
 _BN_ARGS = [
     Bool("is_test", False, "normalize with the running statistics and leave them alone"),
-    Float("epsilon", 1e-5, "added to the variance"),
+    EPSILON,
     Float(
         "momentum",
         0.9,
         "part of the running statistics that is kept: running = momentum * running + (1 - momentum) * batch",
     ),
     Int("num_batches", 1, "batches of this size whose sums are summed in the optional inputs"),
-    _ORDER,
+    ORDER,
     Bool(
         "inverted",
         False,
@@ -113,16 +133,8 @@ _BN_ARGS = [
 ]
 
 
-def _channels(op: Operator, x: TensorSpec) -> int:
-    if x.rank < 2:
-        raise ShapeError(
-            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)"
-        )
-    return x.shape[1] if op.args.order == "NCHW" else x.shape[-1]
-
-
 def _want_parameters(op: Operator, inputs: Sequence[TensorSpec], *indices: int) -> None:
-    channels = _channels(op, inputs[0])
+    channels = channels_of(op, inputs[0])
     for i in indices:
         want_shape(op, inputs, i, (channels,), f"one for each of the {channels} channels of X")
     want_same_type(op, inputs, *indices)
@@ -153,8 +165,7 @@ def _check_num_batches(op: Operator) -> None:
             f"has {len(op.inputs)} inputs with num_batches={op.args.num_batches}, wanted 7 "
             "(the sums over all batches)"
         )
-    if op.args.epsilon < 0:
-        raise ArgumentError(f"argument 'epsilon' is {op.args.epsilon}, wanted 0 or more")
+    check_epsilon(op)
 
 
 def _infer_bn(op: Operator, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpunet.arguments import Float, Str
+from gpunet.arguments import Float
 from gpunet.dtypes import is_half
-from gpunet.errors import ArgumentError, DataTypeError, ShapeError
+from gpunet.errors import DataTypeError
 from gpunet.gradient_maker import GradientBuilder
 from gpunet.operator import Operator
+from gpunet.operators.normalization import EPSILON, ORDER, channels_of, check_epsilon
 from gpunet.proto import OperatorDef
 from gpunet.rules import describe, flops_per_input, want_same_type, want_shape, want_size
 from gpunet.schema import FLOATS, NO_GRADIENT, Input, Output, Types, register
@@ -22,12 +23,6 @@ from gpunet.specs import BlobSpec, TensorSpec, spec
 _DOUBLE: Final[Types] = frozenset([spec((), "float64").dtype])
 _SINGLE: Final[Types] = frozenset([spec((), "float32").dtype])
 _REALS: Final[Types] = _SINGLE | _DOUBLE
-_ORDER: Final = Str(
-    "order",
-    "NCHW",
-    "where the channels are: dimension 1 (NCHW) or the last one (NHWC)",
-    choices=("NCHW", "NHWC"),
-)
 _X: Final = Input("X", "N x C x any dimensions, or N x any dimensions x C", FLOATS)
 _DY: Final = Input("dY", "gradient of Y", FLOATS)
 _MEAN: Final = Input("saved_mean", "mean of all batches: C", _REALS)
@@ -36,16 +31,8 @@ _MOMENTS: Final = Input("moments", "of SyncBatchNormMoments, summed over the ran
 _WEIGHT: Final = Input("weight", "this rank's share of all samples, one element", _SINGLE)
 
 
-def _channels(op: Operator, x: TensorSpec) -> int:
-    if x.rank < 2:
-        raise ShapeError(
-            f"{describe(op, 0, x)} has {x.rank} dimensions, wanted at least 2 (batch and channels)"
-        )
-    return x.shape[1] if op.args.order == "NCHW" else x.shape[-1]
-
-
 def _want_channels(op: Operator, inputs: Sequence[TensorSpec], *indices: int) -> int:
-    channels = _channels(op, inputs[0])
+    channels = channels_of(op, inputs[0])
     for i in indices:
         want_shape(op, inputs, i, (channels,), f"one for each of the {channels} channels of X")
     want_same_type(op, inputs, *indices)
@@ -60,25 +47,20 @@ def _want_channels(op: Operator, inputs: Sequence[TensorSpec], *indices: int) ->
 
 
 def _infer_moments(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
-    return [spec((2 * _channels(op, inputs[0]) + 1,), "float64")]
+    return [spec((2 * channels_of(op, inputs[0]) + 1,), "float64")]
 
 
 register(
     "SyncBatchNormMoments",
     inputs=[_X],
     outputs=[Output("moments", "sums of X, then of X^2, of each channel, then elements a channel: 2 C + 1")],
-    args=[_ORDER],
+    args=[ORDER],
     infer=_infer_moments,
     gradient=NO_GRADIENT,
     flops=flops_per_input(3),
     doc="What the mean and the variance of a batch follow from, and can be added over batches. The gradient "
     "of SyncBatchNorm covers this operator.",
 )
-
-
-def _check(op: Operator) -> None:
-    if op.args.epsilon < 0:
-        raise ArgumentError(f"argument 'epsilon' is {op.args.epsilon}, wanted 0 or more")
 
 
 def _infer_forward(op: Operator, inputs: Sequence[TensorSpec]) -> list[BlobSpec]:
@@ -126,13 +108,13 @@ register(
         Output("saved_inv_std", "1 / sqrt(variance of all batches + epsilon)"),
     ],
     args=[
-        Float("epsilon", 1e-5, "added to the variance"),
+        EPSILON,
         Float("momentum", 0.9, "part of the running statistics that is kept"),
-        _ORDER,
+        ORDER,
     ],
     inplace=[(0, 0)],
     enforce_inplace=[(3, 1), (4, 2)],
-    check=_check,
+    check=check_epsilon,
     infer=_infer_forward,
     gradient=_gradient,
     flops=flops_per_input(2),
@@ -157,7 +139,7 @@ register(
         Output("dbias", "gradient of bias, of this rank's loss: C"),
         Output("sums", "weight times dbias, then weight times dscale: 2 C"),
     ],
-    args=[_ORDER],
+    args=[ORDER],
     infer=_infer_sums,
     flops=flops_per_input(4),
     doc="The sums that the gradient of SyncBatchNorm needs over all ranks.",
@@ -187,7 +169,7 @@ register(
         _WEIGHT,
     ],
     outputs=[Output("dX", "gradient of X, of this rank's loss")],
-    args=[_ORDER],
+    args=[ORDER],
     infer=_infer_backward,
     flops=flops_per_input(6),
     doc="``dX = scale inv_std (dY - (dbias + xhat dscale) / (n weight))`` with the sums ``dbias`` and "
