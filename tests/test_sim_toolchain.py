@@ -204,7 +204,7 @@ def test_contexts_of_the_c_library(tmp_path: Path) -> None:
         "x = np.arange(256, dtype='float32');"
         "y = s.put(x, 'y'); s.run('rotate', (s.put(x, 'x'), y), (1, 256));"
         "assert (y.numpy() == np.roll(x, -1)).all();\n"
-        "try: s.run('write_at', (y, 256, 0))\nexcept Exception as e: print(e)\n"
+        "try: s.run('write_at', (y, 256, 0))\nexcept Exception as e: print(e, flush=True)\n"
         "s.run('rotate', (s.put(x, 'x'), y), (1, 256))\nassert (y.numpy() == np.roll(x, -1)).all()"
     )
     command = " ".join([*compiler.command, "-DGPUNET_SIM_UCONTEXT"])
@@ -223,7 +223,7 @@ def test_faults_outside_of_launches_keep_their_handler() -> None:
         "import faulthandler, ctypes, sys; faulthandler.enable();"
         "from tests.sim_kernels import Sim; import numpy as np; s = Sim();"
         "y = s.put(np.zeros(4, 'float32'), 'y');\n"
-        "try: s.run('write_at', (y, 4, 0))\nexcept Exception as e: print(e)\n"
+        "try: s.run('write_at', (y, 4, 0))\nexcept Exception as e: print(e, flush=True)\n"
         "s.backend.call_host(lambda a: ctypes.string_at(8), [y], s.backend.stream)\n"
         "s.backend.stream.synchronize()"
     )
