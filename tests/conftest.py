@@ -4,10 +4,15 @@ import importlib
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 
 # Before anything imports numpy. Workers of pytest-xdist share the cores, so more threads only contend.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell starts what runs in its background with SIGINT ignored, which every process of a test would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest

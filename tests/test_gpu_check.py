@@ -131,7 +131,7 @@ def test_sections_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: p
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setattr(gpu_check, "CHILD", (sys.executable, str(script)))
-    monkeypatch.setattr(gpu_check, "STALL", 2.0)
+    monkeypatch.setattr(gpu_check, "STALL", 5.0)
     found = {
         name: gpu_check.check_section(Section(name, "", lambda place: iter(()), 30), "sim:0", True, 30)
         for name in ("breaks", "crashes", "dies", "measures")
@@ -142,7 +142,7 @@ def test_sections_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: p
     assert [(r.case, r.ok, r.detail) for r in found["crashes"].records] == [
         ("case 0", True, ""),
         ("case 1", False, "the process ended with status 9 in this case"),
-        ("case 2", False, "the process made no progress for 2 s and was ended in this case"),
+        ("case 2", False, "the process made no progress for 5 s and was ended in this case"),
         ("case 3", True, ""),
     ]
     assert found["crashes"].message == ""

@@ -149,13 +149,8 @@ def test_a_second_signal_ends_at_once():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    # Started in the background of a shell, pytest would ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            trainer().run(reporter=Watch(2, twice))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().run(reporter=Watch(2, twice))
 
 
 def test_a_signal_in_the_last_step_loses_nothing():
