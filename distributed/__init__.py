@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from gpunet.devices import Device, parse_device
+from gpunet.distributed import affinity
 from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import OPS, Communicator, element_type
 from gpunet.distributed.discovery import Place, discover, local_device
@@ -37,6 +39,8 @@ __all__ = [
 
 BACKENDS: Final = ("auto", "mpi", "nccl", "single")
 _world: Communicator | None = None
+#: The cores that this process could use before it was bound to one.
+_cores: AbstractSet[int] | None = None
 _lock = threading.Lock()
 log = logging.getLogger("gpunet")
 
@@ -78,11 +82,14 @@ def init(backend: str = "auto", device: str | Device | None = None) -> Communica
 
 def finalize() -> None:
     """Closes the communicator of this process; a later :func:`world` makes a new one."""
-    global _world
+    global _cores, _world
     with _lock:
         if _world is not None:
             _world.close()
         _world = None
+        if _cores is not None:
+            affinity.release(_cores)
+        _cores = None
 
 
 def _make(backend: str, device: str | Device | None) -> Communicator:
@@ -91,6 +98,10 @@ def _make(backend: str, device: str | Device | None) -> Communicator:
         return SingleCommunicator()
     from gpunet.distributed.mpi import MpiCommunicator
 
+    global _cores
+    if backend != "nccl" and (device is None or parse_device(device).kind != "cuda"):
+        # With a GPU the core is free for other things while it computes.
+        _cores = affinity.bind(place)
     ranks = MpiCommunicator()
     if backend == "mpi" or (backend == "auto" and device is None):
         return ranks

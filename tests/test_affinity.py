@@ -1,0 +1,51 @@
+"""Which cores ranks are bound to."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpunet.distributed import affinity
+from gpunet.distributed.affinity import chosen_core
+from gpunet.distributed.discovery import Place
+
+
+def place(local_rank: int, local_size: int) -> Place:
+    return Place("Hydra", local_rank, local_size, local_rank, local_size, "here")
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (4, 2), (6, 2), (4, 4), (8, 4)])
+def test_each_core_gets_as_many_ranks(ranks, cores):
+    usable = frozenset(range(10, 10 + cores))
+    chosen = [chosen_core(place(rank, ranks), usable, cores) for rank in range(ranks)]
+    assert all(chosen.count(core) == ranks // cores for core in usable)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "usable", "cores"),
+    [(1, 2, 2), (1, 1, 1), (3, 2, 2), (2, 4, 4), (6, 4, 4), (2, 1, 2), (4, 2, 4)],
+    ids=["alone", "alone on one", "uneven", "two cores each", "uneven, more", "bound to one", "bound to two"],
+)
+def test_ranks_are_left_to_the_system(ranks, usable, cores):
+    assert chosen_core(place(0, ranks), frozenset(range(usable)), cores) is None
+
+
+def test_binding_is_undone(monkeypatch):
+    allowed = {3, 5}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: frozenset(allowed), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def allow(pid, cores):
+        allowed.clear()
+        allowed.update(cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", allow, raising=False)
+    monkeypatch.setenv(affinity.VARIABLE, "0")
+    assert affinity.bind(place(1, 4)) is None
+    monkeypatch.delenv(affinity.VARIABLE)
+    before = affinity.bind(place(1, 4))
+    assert allowed == {5}
+    assert affinity.bind(place(1, 4)) is None, "it is bound"
+    affinity.release(before)
+    assert allowed == {3, 5}
