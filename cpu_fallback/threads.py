@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from gpunet.cores import BUSY_LANES
+from gpunet.discovery import discover
 
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
 PIECE_BYTES = 1 << 19
@@ -41,8 +42,6 @@ def thread_count() -> int:
 
 def _ranks_here() -> int:
     """Processes that a launcher started on this host for the same job."""
-    from gpunet.distributed.discovery import discover
-
     return max(1, discover().local_size)
 
 

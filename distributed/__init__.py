@@ -13,10 +13,10 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from gpunet.devices import Device, parse_device
+from gpunet.discovery import Place, discover, local_device
 from gpunet.distributed import affinity
 from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import OPS, Communicator, element_type
-from gpunet.distributed.discovery import Place, discover, local_device
 from gpunet.distributed.failure import CollectiveError, PeerFailed
 from gpunet.distributed.single import SingleCommunicator
 from gpunet.errors import ArgumentError, DeviceError

@@ -11,7 +11,7 @@ import os
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gpunet.distributed.discovery import Place
+from gpunet.discovery import Place
 
 #: Set to 0, ranks stay where the system puts them.
 VARIABLE: Final = "GPUNET_BIND"

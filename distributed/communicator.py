@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.buffers import Buffer
+from gpunet.discovery import Place
 from gpunet.distributed import failure
-from gpunet.distributed.discovery import Place
 from gpunet.dtypes import bfloat16
 from gpunet.errors import ArgumentError, DataTypeError, GpunetError, ShapeError
 from gpunet.schema import NUMBERS

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from gpunet.distributed.discovery import Place, discover
+from gpunet.discovery import Place, discover
 from gpunet.errors import ArgumentError, GpunetError
 
 TIMEOUT_VARIABLE: Final = "GPUNET_COLLECTIVE_TIMEOUT"

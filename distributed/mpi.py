@@ -30,6 +30,7 @@ import numpy as np
 
 from gpunet import backends
 from gpunet.buffers import Buffer
+from gpunet.discovery import Place, discover
 from gpunet.distributed import failure
 from gpunet.distributed.board import SLOT_BYTES, Board
 from gpunet.distributed.communicator import (
@@ -43,7 +44,6 @@ from gpunet.distributed.communicator import (
     Communicator,
     Tensor,
 )
-from gpunet.distributed.discovery import Place, discover
 from gpunet.distributed.single import copy_tensor
 from gpunet.distributed.staging import Staging
 from gpunet.dtypes import NUMPY_TO_PROTO, is_half

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpunet.buffers import Buffer
+from gpunet.discovery import Place
 from gpunet.distributed.communicator import Array, Communicator, Tensor
-from gpunet.distributed.discovery import Place
 from gpunet.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from gpunet.discovery import Place
 from gpunet.distributed import affinity
 from gpunet.distributed.affinity import chosen_core
-from gpunet.distributed.discovery import Place
 
 
 def place(local_rank: int, local_size: int) -> Place:

@@ -16,8 +16,8 @@ import pytest
 
 from gpunet import cli, distributed, dtypes
 from gpunet.cli import launch
+from gpunet.discovery import Place, discover, local_device
 from gpunet.distributed import communicator, discovery, failure, monitor, mpi
-from gpunet.distributed.discovery import Place, discover, local_device
 from gpunet.errors import ArgumentError, DataTypeError, DeviceError, ShapeError
 from tests.mpi_jobs import ROOT
 

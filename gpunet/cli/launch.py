@@ -49,7 +49,7 @@ def command(ranks: int | None, hosts: str, timeout: float | None, show: bool, wo
     gpunet launch -n 4 -- gpunet train resnet20
     gpunet launch -n 8 --hosts node1,node2 -- train.py --epochs 3
     """
-    from gpunet.distributed.discovery import discover
+    from gpunet.discovery import discover
 
     env = dict(os.environ)
     if timeout is not None:
