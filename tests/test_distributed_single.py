@@ -14,10 +14,10 @@ import click.testing
 import numpy as np
 import pytest
 
-from gpunet import cli, distributed, dtypes
+from gpunet import cli, discovery, distributed, dtypes
 from gpunet.cli import launch
 from gpunet.discovery import Place, discover, local_device
-from gpunet.distributed import communicator, discovery, failure, monitor, mpi
+from gpunet.distributed import communicator, failure, monitor, mpi
 from gpunet.errors import ArgumentError, DataTypeError, DeviceError, ShapeError
 from tests.mpi_jobs import ROOT
 
