@@ -125,11 +125,6 @@ def operator_now() -> tuple[str, int]:
     return _state.operator, _state.step
 
 
-def set_step(step: int) -> None:
-    """Tells the number of the training step, for messages."""
-    _state.step = step
-
-
 @contextmanager
 def operator(where: str, step: int) -> Iterator[None]:
     """Tells the operator of a net, and the number of the run of the net, that operations belong to."""
