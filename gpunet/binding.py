@@ -209,10 +209,10 @@ def _make_steps(program: Program, items: Sequence[Item], values: Mapping[Value, 
     for item, specs, places in zip(items, wanted, offsets, strict=True):
         inputs = tuple(values[v] for v in item.node.inputs)
         outputs = tuple(values[v] for v in item.node.outputs)
-        stream = program.stream(item.lane)
         if item.node.op is None:
             steps.append(_copy_step(program, item, inputs[0], outputs[0]))
             continue
+        stream = program.stream(item.lane)
         block = program.memory.block("scratch", item.node.device, places[-1], item.lane.number)
         context = program.context(item.node.op, item.node.index)
         context.scratch = tuple(view(block, at, s, "scratch") for at, s in zip(places, specs, strict=False))
