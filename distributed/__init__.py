@@ -102,7 +102,13 @@ def _make(backend: str, device: str | Device | None) -> Communicator:
     if backend != "nccl" and (device is None or parse_device(device).kind != "cuda"):
         # With a GPU the core is free for other things while it computes.
         _cores = affinity.bind(place)
-    ranks = MpiCommunicator()
+    try:
+        ranks = MpiCommunicator()
+    except Exception:
+        if _cores is not None:
+            affinity.release(_cores)
+        _cores = None
+        raise
     if backend == "mpi" or (backend == "auto" and device is None):
         return ranks
     chosen = local_device("cuda", ranks.place) if device is None else parse_device(device)

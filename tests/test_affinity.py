@@ -6,9 +6,11 @@ import os
 
 import pytest
 
+from gpunet import distributed
 from gpunet.discovery import Place
 from gpunet.distributed import affinity
 from gpunet.distributed.affinity import chosen_core
+from gpunet.errors import DeviceError
 
 
 def place(local_rank: int, local_size: int) -> Place:
@@ -49,3 +51,19 @@ def test_binding_is_undone(monkeypatch):
     assert affinity.bind(place(1, 4)) is None, "it is bound"
     affinity.release(before)
     assert allowed == {3, 5}
+
+
+def test_a_process_without_mpi_has_all_its_cores_again(monkeypatch):
+    released = []
+    monkeypatch.setattr(affinity, "bind", lambda place: frozenset({3, 5}))
+    monkeypatch.setattr(affinity, "release", released.append)
+    monkeypatch.setattr(distributed, "discover", lambda: place(1, 4))
+
+    def missing():
+        raise DeviceError("there is no MPI")
+
+    monkeypatch.setattr("gpunet.distributed.mpi.MpiCommunicator", missing)
+    with pytest.raises(DeviceError, match="there is no MPI"):
+        distributed._make("auto", None)
+    assert released == [{3, 5}]
+    assert distributed._cores is None
