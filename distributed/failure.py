@@ -84,6 +84,8 @@ class _State:
     label: str = ""
     operator: str = ""
     step: int = -1
+    #: The step that the monitor was told of last.
+    told_step: int = -1
     #: What another rank, or the monitor, said of a failure.
     news: str = ""
     link: socket.socket | None = None
@@ -143,6 +145,11 @@ def inside(what: str, *, together: bool) -> Iterator[None]:
     outer = state.within
     state.what, state.within = what, True
     state.label = f"{state.operator} ({what})" if state.operator else what
+    if state.step != state.told_step:
+        # A rank that is killed has no time to say where it was, and those that wait for it may have none either:
+        # some launchers kill them at once. What has been sent arrives.
+        state.told_step = state.step
+        _tell(**_report())
     try:
         yield
     finally:
