@@ -146,8 +146,8 @@ def inside(what: str, *, together: bool) -> Iterator[None]:
     state.what, state.within = what, True
     state.label = f"{state.operator} ({what})" if state.operator else what
     if state.step != state.told_step:
-        # A rank that is killed has no time to say where it was, and those that wait for it may have none either:
-        # some launchers kill them at once. What has been sent arrives.
+        # A rank that is killed has no time to say where it was, and those that wait for it may have none
+        # either: some launchers kill them at once. What has been sent arrives.
         state.told_step = state.step
         _tell(**_report())
     try:

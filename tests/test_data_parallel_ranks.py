@@ -234,7 +234,9 @@ def test_a_killed_rank_ends_the_run_and_three_go_on(tmp_path: Path, one_process:
     assert time.monotonic() - killed < 30
     assert job.returncode != 0
     # The monitor knows the step, however soon the launcher kills those that would have told where they wait.
-    ended = r"gpunet: rank 2 of 4 on host \S+ \(pid \d+\) has ended without a word [^\n]*\bin [^\n]+, step \d+\n"
+    ended = (
+        r"gpunet: rank 2 of 4 on host \S+ \(pid \d+\) has ended without a word [^\n]*\bin [^\n]+, step \d+\n"
+    )
     assert re.search(ended, output), output
     go_on(tmp_path, 3)
     np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)

@@ -203,9 +203,7 @@ class _Line:
     def _next(self) -> _Slot | None:
         """A slot in line, with the plan of its batch; ``None`` at the end."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopped or (self._free and len(self._ordered) < self._depth)
-            )
+            self._changed.wait_for(lambda: self._stopped or (self._free and len(self._ordered) < self._depth))
             if self._stopped:
                 return None
             slot = self._free.pop()
