@@ -40,9 +40,9 @@ class Step:
 
 
 class StepFailed(Exception):  # noqa: N818 (it carries the error of a step to the program, users never see it)
-    """A step raised; ``error`` is what, ``node`` where."""
+    """A step raised; ``error`` is what, ``node`` where: ``None`` for an interrupt between two steps."""
 
-    def __init__(self, error: Exception, node: Node) -> None:
+    def __init__(self, error: BaseException, node: Node | None) -> None:
         super().__init__(str(error))
         self.error = error
         self.node = node
@@ -72,18 +72,21 @@ class _Run:
         self.failure: StepFailed | None = None
         self._lock = threading.Lock()
 
-    def fail(self, error: Exception, node: Node) -> None:
-        """Notes an error; the first one wins."""
+    def fail(self, error: BaseException, node: Node | None) -> None:
+        """Notes an error, of which the first one wins; nobody waits for a step from now on."""
         with self._lock:
             if self.failure is None:
                 self.failure = StepFailed(error, node)
+        for event in self.done.values():
+            event.set()
 
 
 def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
     """Runs the lanes of the steps side by side; raises the :class:`StepFailed` that came first.
 
     The calling thread puts all GPU work on its streams, in the order of the steps, and runs the first CPU
-    lane where there is no GPU work. After an error the other lanes skip what is left.
+    lane where there is no GPU work. After an error the other lanes skip what is left, and the run ends when
+    all of them have: also after an interrupt, since what still runs writes to blobs.
     """
     signalled = frozenset(w for step in steps for w in step.waits)
     queues: dict[Lane | None, list[tuple[int, Step]]] = {}
@@ -103,7 +106,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
                         step.function(*step.arguments)
                         if position in signalled and step.stream is not None:
                             run.events[position] = step.stream.record()
-                except Exception as error:
+                except BaseException as error:  # the calling thread raises it
                     run.fail(error, step.node)
                 if position in signalled:
                     run.done[position].set()
@@ -112,19 +115,34 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
 
     def run() -> None:
         state = _Run(signalled)
-        # Side streams begin after what the main stream of their device was given before; it waits for them.
-        for main, side in forks:
-            side.wait(main.record())
-        jobs = [POOL.start(partial(work, state, items)) for items in others]
-        work(state, mine)
+        jobs: list[threading.Event] = []
+        try:
+            # Side streams begin after what the main stream of their device was given before; it waits for
+            # them.
+            for main, side in forks:
+                side.wait(main.record())
+            for items in others:
+                jobs.append(POOL.start(partial(work, state, items)))
+            work(state, mine)
+        except BaseException as error:
+            state.fail(error, None)
         for job in jobs:
-            job.wait()
+            _finish(job, state)
         for main, side in forks:
             main.wait(side.record())
         if state.failure is not None:
             raise state.failure from state.failure.error
 
     return run
+
+
+def _finish(job: threading.Event, run: _Run) -> None:
+    """Waits for the end of a lane, in spite of interrupts."""
+    while not job.is_set():
+        try:
+            job.wait()
+        except BaseException as error:
+            run.fail(error, None)
 
 
 def _side_streams(steps: Sequence[Step]) -> list[tuple[Stream, Stream]]:

@@ -115,16 +115,19 @@ class _Chunk:
         events: dict[int, Event] = {}
         for side in sides.values():
             side.wait(main.record())
-        for position, step in self._steps:
-            stream = step.stream or main
-            for earlier in step.waits:
-                if earlier in events:
-                    stream.wait(events[earlier])
-            _call(step)
-            if position in self._signalled:
-                events[position] = stream.record()
-        for side in sides.values():
-            main.wait(side.record())
+        try:
+            for position, step in self._steps:
+                stream = step.stream or main
+                for earlier in step.waits:
+                    if earlier in events:
+                        stream.wait(events[earlier])
+                _call(step)
+                if position in self._signalled:
+                    events[position] = stream.record()
+        finally:
+            # Also after an error: what the main stream is given next comes after what was issued here.
+            for side in sides.values():
+                main.wait(side.record())
 
 
 def _call(step: Step) -> None:

@@ -243,10 +243,24 @@ class StaticSegment(Segment):
             if self._versions is not None:
                 self._refresh_constants()
             self.execute()
-        except StepFailed as failure:
-            blame(failure.error, failure.node.where)
+        except BaseException as error:
+            self._settle()
+            if not isinstance(error, StepFailed):
+                raise
+            if error.node is None or not isinstance(error.error, Exception):
+                raise error.error from None
+            blame(error.error, error.node.where)
         for blob, spec, valid in self._finals:
             blob.commit(spec, valid)
+
+    def _settle(self) -> None:
+        """After a run that did not end: where a device had the value of a blob that the run may have written
+        there, that is the value now, and copies elsewhere are those of another one.
+        """
+        for blob, _, devices in self._finals:
+            there = blob.valid & devices
+            if there:
+                blob.commit(blob.spec, there)
 
     def wrap(self) -> None:
         """Puts the program's observers around the steps, or takes away those that have gone."""
