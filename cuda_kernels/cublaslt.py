@@ -13,12 +13,13 @@ import importlib.util
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpunet.backends import Backend, Memory, Stream
+from gpunet.backends import Backend
+from gpunet.cuda_kernels.workspaces import Workspaces
 from gpunet.errors import DeviceError, KernelError
 
 if TYPE_CHECKING:
@@ -61,15 +62,8 @@ def bindings() -> Bindings:
     return Bindings(lt, cublas, types)
 
 
-@dataclass
-class _Device:
-    """What cuBLASLt needs of one device."""
-
-    handle: int
-    workspaces: weakref.WeakKeyDictionary[Stream, Memory] = field(default_factory=weakref.WeakKeyDictionary)
-
-
-_devices: weakref.WeakKeyDictionary[Backend, _Device] = weakref.WeakKeyDictionary()
+_handles: weakref.WeakKeyDictionary[Backend, int] = weakref.WeakKeyDictionary()
+_workspaces: Final = Workspaces("cuBLASLt workspace")
 
 
 def reason_against(backend: Backend, work: Product) -> str | None:
@@ -190,18 +184,14 @@ def prepare(
     """
     backend, stream, lt = ctx.backend, ctx.stream, bindings().lt
     backend.activate()
-    device = _devices.get(backend)
-    if device is None:
-        device = _devices[backend] = _Device(lt.create())
-    workspace = device.workspaces.get(stream)
-    if workspace is None:
-        workspace = backend.allocate(WORKSPACE[backend.capability >= 90], stream)
-        workspace.name = "cuBLASLt workspace"
-        device.workspaces[stream] = workspace
+    handle = _handles.get(backend)
+    if handle is None:
+        handle = _handles[backend] = lt.create()
+    workspace = _workspaces.of(backend, stream, WORKSPACE[backend.capability >= 90])
     pointers = b.pointer, a.pointer, out.pointer
     given = Descriptors(work, 0 if bias is None else bias.pointer, tuple(map(alignment, pointers)))  # type: ignore[arg-type]
     try:
-        found = given.algorithm(device.handle, workspace.nbytes)
+        found = given.algorithm(handle, workspace.nbytes)
     except lt.cuBLASLtError:
         return None  # cuBLASLt says "not supported" in this way too
     if found is None:
@@ -212,7 +202,7 @@ def prepare(
     numbers = given.numbers.ctypes.data, given.numbers.ctypes.data + given.numbers.itemsize
     call = functools.partial(
         lt.matmul,
-        device.handle,
+        handle,
         given.desc,
         numbers[0],
         pointers[0],

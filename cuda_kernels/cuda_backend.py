@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -78,7 +78,12 @@ class Cuda:
         try:
             yield
         except self.errors as error:
-            raise KernelError(f"{what} failed: {error}; {LOCATE}") from error
+            raise self.failed(what, error) from error
+
+    @staticmethod
+    def failed(what: str, error: Exception) -> KernelError:
+        """The error to raise where ``what`` failed with an error of CUDA, perhaps one of earlier work."""
+        return KernelError(f"{what} failed: {error}; {LOCATE}")
 
 
 def _why_no_device(cuda: Cuda, error: Exception) -> str:
@@ -139,8 +144,9 @@ class CudaStream(Stream):
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
         self._runtime = backend.cuda.runtime
-        backend.activate()
-        self.pointer = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+        with backend.cuda.located(f"making a stream of {backend.device}"):
+            backend.activate()
+            self.pointer = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", 0)
@@ -149,8 +155,12 @@ class CudaStream(Stream):
 
     def record(self) -> CudaEvent:
         """An event behind all work that is in the queue now."""
-        self._backend.activate()
-        return CudaEvent(self._backend.cuda, self.pointer)
+        cuda = self._backend.cuda
+        try:
+            self._backend.activate()
+            return CudaEvent(cuda, self.pointer)
+        except cuda.errors as error:
+            raise cuda.failed(f"recording an event on {self._backend.device}", error) from error
 
     def wait(self, event: Event) -> None:
         """Work put into the queue from now on runs after the event, which may be of another device."""
@@ -158,7 +168,11 @@ class CudaStream(Stream):
             raise DeviceError(
                 f"a stream of {self._backend.device} cannot wait for {event!r}, wanted a CUDA event"
             )
-        self._runtime.streamWaitEvent(self.pointer, event.pointer)
+        cuda = self._backend.cuda
+        try:
+            self._runtime.streamWaitEvent(self.pointer, event.pointer)
+        except cuda.errors as error:
+            raise cuda.failed(f"waiting for an event on {self._backend.device}", error) from error
 
     def synchronize(self) -> None:
         """Waits until the queue is empty; raises :class:`KernelError` if its work failed."""
@@ -168,7 +182,11 @@ class CudaStream(Stream):
     @property
     def capturing(self) -> bool:
         """Whether the stream is being captured into a graph."""
-        return bool(self._runtime.streamIsCapturing(self.pointer))
+        cuda = self._backend.cuda
+        try:
+            return bool(self._runtime.streamIsCapturing(self.pointer))
+        except cuda.errors as error:
+            raise cuda.failed(f"asking a stream of {self._backend.device}", error) from error
 
 
 class CudaFunction(Function):
@@ -218,10 +236,12 @@ class CudaGraph:
         self._graph = graph
         self._executable = 0
         with backend.cuda.located("making a captured graph ready"):
-            self._executable = int(runtime.graphInstantiate(graph))
+            self._executable = backend.retried(lambda: int(runtime.graphInstantiate(graph)))
             runtime.graphUpload(self._executable, queue)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # CUDA is torn down with the process
+            return
         if self._executable:
             self._runtime.graphExecDestroy(self._executable)
         self._runtime.graphDestroy(self._graph)
@@ -250,11 +270,17 @@ class CudaBackend(Backend):
         self.device = device
         runtime = self.cuda.runtime
         self._set_device = runtime.setDevice
-        self.activate()
-        runtime.free(0)  # makes the context that modules are loaded into
-        self.capability = 10 * int(runtime.deviceGetAttribute(_CAPABILITY_MAJOR, device.index)) + int(
-            runtime.deviceGetAttribute(_CAPABILITY_MINOR, device.index)
-        )
+        try:
+            self.activate()
+            runtime.free(0)  # makes the context that modules are loaded into
+            self.capability = 10 * int(runtime.deviceGetAttribute(_CAPABILITY_MAJOR, device.index)) + int(
+                runtime.deviceGetAttribute(_CAPABILITY_MINOR, device.index)
+            )
+        except self.cuda.errors as error:
+            raise DeviceError(
+                f"{device} cannot be used: {error}; wanted a GPU that no process has to itself, with memory "
+                "for a context: see nvidia-smi"
+            ) from error
         self._pool = Pool(device, self._allocate, self._free, self.memory_info)
         self._staging = Staging(self._pinned, self._copy_addresses)
         self._modules: dict[str, int] = {}
@@ -383,14 +409,19 @@ class CudaBackend(Backend):
             runtime.streamBeginCapture(queue, runtime.streamCaptureModeRelaxed)
             try:
                 issue()
-            finally:
-                graph = int(runtime.streamEndCapture(queue))
+            except BaseException:
+                # Ending it may fail too, with streams that were not joined yet: the first error tells more.
+                with suppress(*self.cuda.errors):
+                    runtime.graphDestroy(int(runtime.streamEndCapture(queue)))
+                raise
+            graph = int(runtime.streamEndCapture(queue))
         return CudaGraph(self, graph, queue).launch
 
     def memory_info(self) -> tuple[int, int]:
         """(bytes free, bytes in all) on the device, as the driver counts them."""
-        self.activate()
-        free, total = self.cuda.runtime.memGetInfo()
+        with self.cuda.located(f"asking for the memory of {self.device}"):
+            self.activate()
+            free, total = self.cuda.runtime.memGetInfo()
         return int(free), int(total)
 
     def _refuse_capture(self, buffer: Buffer, stream: Stream) -> None:
@@ -404,13 +435,22 @@ class CudaBackend(Backend):
         cubin = nvrtc.compile_module(module, nvrtc.supported(self.capability))
         try:
             self.activate()
-            return int(self.cuda.driver.moduleLoadData(cubin.code))
+            return self.retried(lambda: int(self.cuda.driver.moduleLoadData(cubin.code)))
         except self.cuda.errors as error:
             raise DeviceError(f"cannot load {module}.cu on {self.device}: {error}") from error
 
-    def _allocate(self, nbytes: int) -> int | None:
-        self.activate()
+    def retried(self, call: Callable[[], int]) -> int:
+        """What a call gives that takes memory of the device by itself; memory kept for reuse makes room."""
         try:
+            return call()
+        except self.cuda.errors as error:
+            if getattr(error, "status", None) != _OUT_OF_MEMORY or not self.empty_cache():
+                raise
+        return call()
+
+    def _allocate(self, nbytes: int) -> int | None:
+        try:
+            self.activate()
             return int(self.cuda.runtime.malloc(nbytes))
         except self.cuda.runtime.CUDARuntimeError as error:
             if error.status == _OUT_OF_MEMORY:
@@ -418,13 +458,19 @@ class CudaBackend(Backend):
             raise DeviceError(f"cannot allocate {nbytes} bytes on {self.device}: {error}") from error
 
     def _free(self, pointer: int) -> None:
-        self.activate()
-        self.cuda.runtime.free(pointer)
+        with self.cuda.located(f"giving memory of {self.device} back"):
+            self.activate()
+            self.cuda.runtime.free(pointer)
 
     def _pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Page-locked host memory that lives as long as the process."""
-        self.activate()
-        pointer = int(self.cuda.runtime.hostAlloc(nbytes, self.cuda.runtime.hostAllocPortable))
+        try:
+            self.activate()
+            pointer = int(self.cuda.runtime.hostAlloc(nbytes, self.cuda.runtime.hostAllocPortable))
+        except self.cuda.errors as error:
+            raise DeviceError(
+                f"cannot lock {nbytes} bytes of host memory for {self.device}: {error}"
+            ) from error
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
     def _copy_addresses(self, target: int, source: int, nbytes: int, stream: Stream) -> None:

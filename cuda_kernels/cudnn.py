@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -247,7 +248,7 @@ class Handle:
         lib.set_stream(handle=self.opaque, stream=stream.pointer)
 
     def __del__(self) -> None:
-        if hasattr(self, "opaque"):
+        if hasattr(self, "opaque") and not sys.is_finalizing():  # CUDA is torn down with the process
             self._destroy(self.opaque)
 
 

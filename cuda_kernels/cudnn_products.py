@@ -8,17 +8,17 @@ or that of the filters (``a^T b``), which have.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpunet.backends import Backend, Memory, Stream
+from gpunet.backends import Backend, Stream
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import cudnn, cudnn_execution
 from gpunet.cuda_kernels.cudnn import NoPlanError
 from gpunet.cuda_kernels.cudnn_graphs import Convolution, Descriptor, MatrixProduct, Settings
+from gpunet.cuda_kernels.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from gpunet.cuda_kernels.gemm import Product
@@ -29,7 +29,7 @@ WORKSPACE: Final = 32 << 20
 #: Names of the operands of a convolution in the places of a, b and out.
 _NAMES: Final = {"forward": ("x", "w", "y"), "data": ("y", "w", "x"), "filter": ("y", "x", "w")}
 
-_workspaces: weakref.WeakKeyDictionary[Stream, Memory] = weakref.WeakKeyDictionary()
+_workspaces: Final = Workspaces("cuDNN workspace of products")
 
 
 def graphs(work: Product) -> list[Descriptor]:
@@ -84,14 +84,10 @@ def reason_against(backend: Backend, work: Product) -> str | None:
 
 
 def _workspace(backend: Backend, stream: Stream, nbytes: int) -> Buffer | None:
-    """Memory of a stream, in which products run one after another; a larger one where one wants more."""
+    """Memory of a stream, in which products run one after another."""
     if nbytes == 0:
         return None
-    memory = _workspaces.get(stream)
-    if memory is None or memory.nbytes < nbytes:
-        memory = backend.allocate(nbytes, stream)
-        memory.name = "cuDNN workspace of products"
-        _workspaces[stream] = memory
+    memory = _workspaces.of(backend, stream, nbytes)
     return Buffer(backend, memory, (memory.nbytes,), np.uint8)
 
 

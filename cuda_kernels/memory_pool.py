@@ -8,6 +8,7 @@ comes next there runs later anyway. The pool never waits, except before it gives
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import deque
@@ -100,16 +101,21 @@ class Pool:
             pointer = self._reuse(size, stream)
             if pointer is None:
                 pointer = self._make(size)
-            if pointer is None:
+        if pointer is None:
+            # Programs and what is bound in them refer to each other: only the collector finds those unused.
+            # Not under the lock, since it runs any code.
+            gc.collect()
+            with self._lock:
+                self._collect()
                 self._empty()
                 pointer = self._make(size)
-            if pointer is None:
-                raise DeviceError(exhausted(self._device, nbytes, *self._info(), self._live))
-            streams = {stream}
-            release = partial(self._returned.append, _Block(pointer, size, streams))
-            memory = PooledMemory(pointer, nbytes, streams, release)
-            self._live.add(memory)
-            return memory
+        if pointer is None:
+            raise DeviceError(exhausted(self._device, nbytes, *self._info(), self._live))
+        streams = {stream}
+        release = partial(self._returned.append, _Block(pointer, size, streams))
+        memory = PooledMemory(pointer, nbytes, streams, release)
+        self._live.add(memory)
+        return memory
 
     def empty(self) -> int:
         """Gives all memory that is kept for reuse back to the device, after waiting for the work that uses
@@ -133,6 +139,7 @@ class Pool:
                 later.append(block)
                 continue
             block.events = {stream: stream.record() for stream in block.streams}
+            block.streams.clear()  # they may end before the block does
             self._free.setdefault(block.size, []).append(block)
             self.cached += block.size
         self._returned.extend(later)

@@ -48,6 +48,8 @@ _UNPACK = Kernel(
     T=FLOATS,
     R=FLOATS,
 )
+#: The kernels that change the tensors.
+_WRITERS: Final = (_SCALE, _UNSCALE, _UNPACK)
 #: Elements that a block handles. It decides the order of additions, so it does not depend on the device.
 CHUNK: Final = 16_384
 
@@ -117,7 +119,7 @@ class TensorList:
     ) -> Launch:
         if self.chunks == 0:
             return nothing
-        written = kernel is _SCALE or kernel is _UNPACK
+        written = kernel in _WRITERS
         types = (self.dtype,) if to is None else (self.dtype, to.dtype)
         arguments = (*self._tables, self.chunks, *rest)
         put = prepare(

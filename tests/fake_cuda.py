@@ -48,7 +48,15 @@ class Runtime:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.errors: list[int] = []
         self.copies: list[int] = []
+        #: What most calls raise from then on, as behind a kernel that broke the device.
+        self.broken = 0
+        #: Whether the end of a capture fails, as with streams that were not joined.
+        self.unjoined = False
         self._handles = itertools.count(1)
+
+    def _check(self) -> None:
+        if self.broken:
+            raise CUDARuntimeError(self.broken)
 
     # Devices.
     def getDeviceCount(self) -> int:  # noqa: N802
@@ -60,6 +68,7 @@ class Runtime:
         self.device = device
 
     def deviceGetAttribute(self, attrib: int, device: int) -> int:  # noqa: N802
+        self._check()
         return {75: 9, 76: 0}[attrib]
 
     def runtimeGetVersion(self) -> int:  # noqa: N802
@@ -67,6 +76,7 @@ class Runtime:
 
     # Memory.
     def malloc(self, size: int) -> int:
+        self._check()
         if sum(b.nbytes for b in self.blocks.values()) + size > self.memory:
             raise CUDARuntimeError(2)
         block = np.full(size + 256, 0xA5, np.uint8)
@@ -75,6 +85,7 @@ class Runtime:
         return pointer
 
     def free(self, ptr: int) -> None:
+        self._check()
         if ptr:
             del self.blocks[ptr]
 
@@ -85,9 +96,11 @@ class Runtime:
         self.free(ptr)
 
     def memGetInfo(self) -> tuple[int, int]:  # noqa: N802
+        self._check()
         return self.memory - sum(b.nbytes for b in self.blocks.values()), self.memory
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
+        self._check()
         self.copies.append(size)
         self.queues[stream].append(lambda: ctypes.memmove(dst, src, size))
 
@@ -97,10 +110,12 @@ class Runtime:
         self.memcpyAsync(dst, src, size, 4, stream)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:  # noqa: N802
+        self._check()
         self.queues[stream].append(lambda: ctypes.memset(ptr, value, size))
 
     # Streams and events.
     def streamCreateWithFlags(self, flags: int) -> int:  # noqa: N802
+        self._check()
         handle = next(self._handles)
         self.queues[handle] = deque()
         return handle
@@ -113,15 +128,19 @@ class Runtime:
         self.run(stream)
 
     def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802
+        self._check()
         return stream in self.capturing
 
     def streamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+        self._check()
         self.capturing.add(stream)
         self.captured[stream] = len(self.queues[stream])
 
     def streamEndCapture(self, stream: int) -> int:  # noqa: N802
         self.capturing.remove(stream)
         start, queue, handle = self.captured.pop(stream), self.queues[stream], next(self._handles)
+        if self.unjoined:
+            raise CUDARuntimeError(904)
         self.graphs[handle] = list(queue)[start:]
         while len(queue) > start:
             queue.pop()
@@ -146,6 +165,7 @@ class Runtime:
         del self.graphs[graph]
 
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:  # noqa: N802
+        self._check()
         self.queues[stream].append(lambda: self.eventSynchronize(event))
 
     def eventCreateWithFlags(self, flags: int) -> int:  # noqa: N802
@@ -157,6 +177,7 @@ class Runtime:
         del self.events[event]
 
     def eventRecord(self, event: int, stream: int) -> None:  # noqa: N802
+        self._check()
         self.events[event] = (stream, False)
 
         def reach() -> None:
@@ -191,8 +212,12 @@ class Driver:
         self.names: list[str] = []
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
         self.attributes: list[tuple[int, int, int]] = []
+        #: Bytes of the device that a module wants to be free.
+        self.wanted = 0
 
     def moduleLoadData(self, image: bytes) -> int:  # noqa: N802
+        if self.runtime.memGetInfo()[0] < self.wanted:
+            raise CUDADriverError(2)
         self.modules.append(image)
         return len(self.modules)
 

@@ -165,6 +165,37 @@ def test_errors_of_work_that_ran(backend: CudaBackend) -> None:
     backend.cuda.runtime.errors.clear()
 
 
+def test_nothing_of_cuda_is_raised_as_it_is(backend: CudaBackend) -> None:
+    """Once a kernel has broken the device, each call of CUDA fails: all say how to find the kernel."""
+    stream, event = backend.new_stream(), backend.stream.record()
+    x = Buffer.from_numpy(backend, np.zeros(4, np.uint8), "x")
+    kept = backend.allocate(512)
+    del kept
+    backend.cuda.runtime.broken = 700
+    for call in (
+        stream.record,
+        lambda: stream.wait(event),
+        backend.new_stream,
+        x.numpy,
+        backend.empty_cache,
+        backend.memory_info,
+        lambda: backend.fill(x, 1, stream),
+        lambda: backend.capture(lambda: None, stream),
+    ):
+        with pytest.raises(KernelError, match=r"failed: cudaError 700; set CUDA_LAUNCH_BLOCKING=1"):
+            call()
+    with pytest.raises(DeviceError, match="cannot lock 8 bytes of host memory for cuda:0: cudaError 700"):
+        backend.pinned(8)
+    backend.cuda.runtime.broken = 0
+
+
+def test_a_device_that_another_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake()
+    cuda.runtime.broken = 46
+    with pytest.raises(DeviceError, match=r"cuda:0 cannot be used: cudaError 46; wanted a GPU"):
+        CudaBackend(Device("cuda"), cuda)
+
+
 def test_a_captured_stream_takes_no_copies_of_the_host(backend: CudaBackend) -> None:
     x = Buffer.from_numpy(backend, np.ones(4, np.float32), "x")
     backend.cuda.runtime.capturing.add(backend.stream.pointer)
@@ -193,6 +224,28 @@ def test_work_is_captured_once_and_replayed(backend: CudaBackend) -> None:
     assert buffer.numpy().tolist() == [7] * 8
     del replay
     assert not runtime.graphs
+
+
+def test_a_capture_that_fails_says_why(backend: CudaBackend) -> None:
+    def issue() -> None:
+        raise KernelError("the operator that failed")
+
+    for unjoined in (True, False):
+        backend.cuda.runtime.unjoined = unjoined
+        with pytest.raises(KernelError, match=r"^the operator that failed$"):
+            backend.capture(issue, backend.stream)
+    assert not backend.stream.capturing
+    assert not backend.cuda.runtime.graphs
+
+
+def test_memory_kept_for_reuse_makes_room_for_modules(backend: CudaBackend) -> None:
+    backend.stream.synchronize()
+    backend.cuda.driver.wanted = backend.memory_info()[0]
+    block = backend.allocate(1 << 20)
+    with pytest.raises(DeviceError, match=r"cannot load activation.cu on cuda:0: CUDA_ERROR 2"):
+        backend.function("activation", "relu_fwd_f32")
+    del block
+    backend.function("activation", "relu_fwd_f32")
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -265,7 +318,7 @@ METHODS = [
     ("runtime" if owner is Runtime else "driver", name, len(inspect.signature(method).parameters) - 1)
     for owner in (Runtime, Driver)
     for name, method in vars(owner).items()
-    if inspect.isfunction(method) and name not in ("__init__", "run")
+    if inspect.isfunction(method) and name not in ("__init__", "_check", "run")
 ]
 CONSTANTS = {name: value for name, value in vars(Runtime).items() if isinstance(value, int)}
 

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import itertools
 import re
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -356,7 +357,10 @@ def fake_lt(monkeypatch: pytest.MonkeyPatch) -> tuple[KernelContext, fake_cublas
     bindings = fake_cublaslt.bindings(fakes.runtime)
     monkeypatch.setattr(cublaslt, "bindings", lambda: bindings)
     monkeypatch.setattr(cublaslt, "WORKSPACE", {True: 1 << 20, False: 1 << 10})
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "nvmath" else installed(name)
+    )
     monkeypatch.setenv("GPUNET_GEMM", "cublaslt")
     op = Operator(make_operator("MatMul", ["a", "b"], ["c"]))
     return KernelContext(op, backend=device, stream=device.stream), bindings.lt
@@ -414,6 +418,25 @@ def test_the_workspace_is_made_once_a_stream(fake_lt: Fake) -> None:
         ctx.backend.stream.synchronize()
         other.stream.synchronize()
     np.testing.assert_array_equal(out.numpy(), np.full((4, 4), 4))
+
+
+def test_a_workspace_ends_with_the_launches_that_use_it(fake_lt: Fake) -> None:
+    ctx, _ = fake_lt
+    device = ctx.backend
+    a, b, out = (Buffer.from_numpy(device, np.ones((4, 4), np.float32)) for _ in range(3))
+    side = device.new_stream()
+    ended = weakref.ref(side)
+    launches = [gemm.matmul(KernelContext(ctx.op, backend=device, stream=side), a, b, out)]
+    (workspace,) = (block for block in device._pool._live if block.name == "cuBLASLt workspace")
+    assert device.stream in workspace.streams, "where graphs are replayed that were captured from the other"
+    # What uses it on the stream ends with it.
+    del workspace, side, a, b, out
+    launches.clear()
+    gc.collect()
+    device.stream.synchronize()
+    assert device.empty_cache() > 1 << 20
+    gc.collect()
+    assert ended() is None
 
 
 @pytest.mark.parametrize("answer", ["refused", "unsupported"])

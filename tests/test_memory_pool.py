@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +160,29 @@ def test_memory_is_given_back_before_the_pool_gives_up(streams: Streams) -> None
     assert pool.allocate(60 << 10, b).nbytes == 60 << 10
     assert all(event.waited for event in a.events), "a block is freed only after the work that uses it"
     assert len(source.blocks) == 1
+
+
+def test_blocks_in_cycles_are_found_before_the_pool_gives_up(streams: Streams) -> None:
+    """Nets that a workspace drops refer to their segments, and these to them."""
+    a, _, _ = streams
+    pool = Source(total=64 << 10).pool()
+    gc.disable()
+    try:
+        cycle: list[Any] = [pool.allocate(40 << 10, a)]
+        cycle.append(cycle)
+        del cycle
+        assert pool.allocate(60 << 10, a).nbytes == 60 << 10
+    finally:
+        gc.enable()
+
+
+def test_streams_end_before_blocks_that_are_kept_for_reuse(streams: Streams) -> None:
+    a, _, _ = streams
+    pool = Source().pool()
+    block = pool.allocate(1000, a)
+    del block
+    pool.allocate(2000, a)
+    assert not any(block.streams for blocks in pool._free.values() for block in blocks)
 
 
 def test_out_of_memory_lists_the_largest_blocks(streams: Streams) -> None:

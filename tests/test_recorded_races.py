@@ -195,6 +195,9 @@ def test_what_kernels_reach_through_tables_of_addresses_is_recorded() -> None:
     found = races(packs[0], given.scale(on(side), factor))
     assert sorted(race.first_access.name for race in found) == ["w5", "w7"]
     assert not races(packs[0], given.scale(main, factor))
+    finite = sim.put(np.ones(1, "int32"), "finite")
+    found = races(packs[0], given.unscale(on(side), factor, finite))
+    assert sorted(race.first_access.name for race in found) == ["w5", "w7"]
 
 
 def test_reports_of_errors_are_no_races() -> None:
