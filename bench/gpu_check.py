@@ -6,8 +6,10 @@ costs that section alone. The operator tables go on behind the row that did it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +37,7 @@ from .gpu_records import Place, Record, Section
 SECTIONS: Final = (
     Section("device", "what is there", gpu_correctness.device, 30),
     Section("compilation", "every kernel compiles and loads", gpu_correctness.compilation, 120),
-    Section("operators", "the operator tables against the CPU", gpu_correctness.operators, 90),
+    Section("operators", "the operator tables against the CPU", gpu_correctness.operators, 90, 20),
     Section("random", "random bits against the CPU's", gpu_correctness.random_bits, 20),
     Section("graphs", "capture and replay", gpu_correctness.graphs, 25),
     Section("training", "losses of LeNet and ResNet-20 against the CPU's", gpu_correctness.training, 60),
@@ -51,8 +53,7 @@ TOTAL: Final = 340.0
 GRACE: Final = 15.0
 #: How many times as long the limits are on the simulated device: there they only end what hangs.
 PATIENCE: Final = 10
-#: Seconds after which a case of the operator tables hangs, and between looks at a process.
-STALL: Final = 20.0
+#: Seconds between looks at a process.
 POLL: Final = 0.25
 #: What runs a section.
 CHILD: Final = (sys.executable, "-m", "gpunet.bench.gpu_check")
@@ -144,7 +145,7 @@ def check_section(
     skip = 0
     while True:
         left = seconds - (time.perf_counter() - start)
-        events, ended = _process(section, device, quick, left, skip, STALL * patience)
+        events, ended = _process(section, device, quick, left, skip, section.stall * patience)
         result.records += [Record(**e["record"]) for e in events if "record" in e]
         broken = next((e for e in events if "broken" in e), None)
         if broken is not None:
@@ -177,8 +178,20 @@ def _process(
         command = [*CHILD, "--device", device, "--section", section.name, "--events", str(out)]
         command += ["--seconds", str(seconds), "--skip", str(skip), *["--quick"] * quick]
         with said.open("wb") as file:
-            child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        ended = _wait(child, out, seconds + GRACE, stall)
+            child = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # a group, which is ended with the processes that it has started
+            )
+        try:
+            ended = _wait(child, out, seconds + GRACE, stall)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         events = _events(out)
         words = said.read_text(encoding="utf-8", errors="replace").strip()[-1000:]
         return events, f"{ended}: {words}" if words and ended.startswith("ended") else ended
@@ -199,8 +212,6 @@ def _wait(child: subprocess.Popen[bytes], out: Path, seconds: float, stall: floa
             hangs = bool(events) and "begin" in events[-1] and now - since > stall
             if now < end and not hangs:
                 continue
-            child.kill()
-            child.wait()
             return f"made no progress for {stall:.0f} s and was ended" if hangs else "ran out of time"
         return "lost the device" if status == LOST else f"ended with status {status}"
 

@@ -29,7 +29,7 @@ from gpunet.optimizers import SGD
 from gpunet.proto import NetDef
 from gpunet.zoo import build
 
-from .gpu_records import Place, Record
+from .gpu_records import Place, Record, failed
 from .training import CASES, CLASSES, DECAY, MOMENTUM, RATE, Case, batch
 
 ENGINES = ("simple", "async_scheduling", "graph")
@@ -182,15 +182,13 @@ def operators(place: Place) -> Iterator[Record]:
     # The first plan of cuDNN will do.
     os.environ.setdefault("GPUNET_CUDNN_TUNE", "1")
     for index, case in enumerate(rows):
-        if index < place.skip:
-            continue
         if place.late:
             yield Record(
                 "further rows", detail=f"{len(rows) - index} of {len(rows)} were not reached in time"
             )
             return
-        place.begin(case.name())
-        yield _operator(case, place)
+        if place.turn(case.name()):
+            yield _operator(case, place)
 
 
 def _operator(case: Any, place: Place) -> Record:
@@ -213,8 +211,8 @@ def _operator(case: Any, place: Place) -> Record:
             if error is not None:
                 ran.append(step.type)
                 worst = max(worst, error)
-    except GpunetError as error:
-        return Record(case.name(), False, detail=str(error))
+    except Exception as error:  # the rows behind it have their turns all the same
+        return failed(case.name(), error)
     if not ran:
         why = gradient_check.runs_on(definition, case.inputs, place.device)
         return Record(case.name(), detail=f"stays on the CPU: {why}")
@@ -243,7 +241,13 @@ def random_bits(place: Place) -> Iterator[Record]:
 
     want = draw("cpu", "simple")
     for engine in ENGINES:
-        found = draw(place.device, engine)
+        if not place.turn(engine):
+            continue
+        try:
+            found = draw(place.device, engine)
+        except Exception as error:
+            yield failed(engine, error)
+            continue
         for blob, values in want.items():
             differ = int((found[blob] != values).sum())
             close = np.allclose(found[blob], values, rtol=1e-5, atol=1e-6)
@@ -297,10 +301,12 @@ def training(place: Place) -> Iterator[Record]:
                     yield Record("further nets", detail="not reached in time")
                     return
                 title = f"{case.title}, {precision}, {engine}"
+                if not place.turn(title):
+                    continue
                 try:
                     got = losses(case, place.device, steps, precision, engine=engine)
-                except GpunetError as error:
-                    yield Record(title, False, detail=str(error))
+                except Exception as error:
+                    yield failed(title, error)
                     continue
                 error = float(np.max(np.abs(np.subtract(got, want)) / np.abs(want)))
                 shown = f"losses {_shown(got)}, on the CPU {_shown(want)}"

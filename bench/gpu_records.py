@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from gpunet import kernels
 from gpunet.backends import Backend, backend
 from gpunet.buffers import Buffer
 from gpunet.devices import parse_device
+from gpunet.errors import GpunetError
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
 from gpunet.proto import OperatorDef
@@ -41,6 +45,15 @@ class Record:
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
 
+def failed(case: str, error: Exception) -> Record:
+    """What is found where a case raises; of errors that are none of gpunet's also where they come from."""
+    if isinstance(error, GpunetError):
+        return Record(case, False, detail=str(error))
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+    return Record(case, False, detail=f"{type(error).__name__}: {error} ({where})")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where and how long a section runs.
@@ -51,6 +64,7 @@ class Place:
         deadline: of ``time.perf_counter()``.
         skip: cases that were run before.
         begin: is told of each case before it runs.
+        numbers: of the cases, from 0 on.
     """
 
     device: str
@@ -58,6 +72,14 @@ class Place:
     deadline: float
     skip: int = 0
     begin: Callable[[str], None] = lambda case: None
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def turn(self, case: str) -> bool:
+        """Whether to run the next case, not where a process before, which has died, has begun it."""
+        if next(self.numbers) < self.skip:
+            return False
+        self.begin(case)
+        return True
 
     @property
     def backend(self) -> Backend:
@@ -137,9 +159,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the check: its name, what it does in a line, and how many seconds it may take."""
+    """A part of the check: its name, what it does in a line, how many seconds it may take, and after how many
+    a case hangs.
+    """
 
     name: str
     doc: str
     run: Callable[[Place], Iterator[Record]]
     seconds: float
+    stall: float = math.inf

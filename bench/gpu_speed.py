@@ -23,7 +23,7 @@ from gpunet.specs import TensorSpec, spec
 from . import overhead
 from .convolution import Shape, shapes
 from .gpu_correctness import ENGINES, PRECISIONS, model
-from .gpu_records import Place, Record
+from .gpu_records import Place, Record, failed
 from .training import CASES, batch
 
 
@@ -40,7 +40,9 @@ def copies(place: Place) -> Iterator[Record]:
         ("device to device, read and written", 2 * size, lambda: device.copy(b, a, stream)),
         ("Relu, read and written", 2 * size, relu.launch),
     ):
-        yield Record(f"{case}, {size / 2**20:g} MiB", value=moved / place.seconds(call) / 1e9, unit="GB/s")
+        title = f"{case}, {size / 2**20:g} MiB"
+        if place.turn(title):
+            yield Record(title, value=moved / place.seconds(call) / 1e9, unit="GB/s")
 
 
 def launches(place: Place) -> Iterator[Record]:
@@ -49,8 +51,14 @@ def launches(place: Place) -> Iterator[Record]:
     yield Record("launch of a prepared kernel", value=1e6 * place.seconds(relu.launch), unit="µs")
     for device in ("cpu", place.device):
         for engine in ENGINES[: 1 if device == "cpu" else None]:
-            value = 1e6 * place.seconds(_tiny_net(device, engine)) / overhead.OPERATORS
             title = f"1 of {overhead.OPERATORS} tiny operators, {device}, {engine}"
+            if not place.turn(title):
+                continue
+            try:
+                value = 1e6 * place.seconds(_tiny_net(device, engine)) / overhead.OPERATORS
+            except Exception as error:
+                yield failed(title, error)
+                continue
             yield Record(title, value=value, unit="µs")
 
 
@@ -76,6 +84,8 @@ def steps(place: Place) -> Iterator[Record]:
                         yield Record("further steps", detail="not reached in time")
                         return
                     title = f"{sized.title}, {precision}, {engine}"
+                    if not place.turn(title):
+                        continue
                     try:
                         made = model(sized, precision)
                         workspace = gpunet.Workspace(place.device, seed=1)
@@ -83,8 +93,8 @@ def steps(place: Place) -> Iterator[Record]:
                         gradient_check.feed(workspace, ["data", "label"], batch(sized))
                         net = workspace.create(made.net, engine=engine, keep=["loss"])
                         seconds = place.seconds(lambda workspace=workspace, net=net: workspace.run(net), 1.5)
-                    except GpunetError as error:
-                        yield Record(title, False, detail=str(error))
+                    except Exception as error:
+                        yield failed(title, error)
                         continue
                     words = f"{size / seconds:.0f} images/s"
                     yield Record(title, value=1e3 * seconds, unit="ms", detail=words)
@@ -121,12 +131,14 @@ def convolutions(place: Place) -> Iterator[Record]:
                     return
                 words = "" if dtype == "float32" else f" {dtype}"
                 title = f"{shape.name}{words}, {type}, {engine or 'default'}"
+                if not place.turn(title):
+                    continue
                 definition = make_operator(type, names.split(), made.split(), engine=engine, **args)
                 try:
                     bound = place.bind(definition, [array.astype(dtype) for array in inputs])
                     seconds = place.seconds(bound.launch, 0.1)
-                except GpunetError as error:
-                    yield Record(title, False, detail=str(error))
+                except Exception as error:
+                    yield failed(title, error)
                     continue
                 times.append(seconds)
                 speed = f"{bound.flops / seconds / 1e12:.3g} TFLOP/s" if bound.flops else ""
@@ -155,17 +167,19 @@ def products(place: Place) -> Iterator[Record]:
         for dtype, tf32 in (("float32", True), *((dtype, False) for dtype in FLOATS)):
             a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
             want = a[:256].astype(np.float64) @ b.astype(np.float64)
-            for route in ("cublaslt", "kernel", "host"):
+            for route in ("cublaslt", "cudnn", "kernel", "host"):
                 if place.late:
                     yield Record("further products", detail="not reached in time")
                     return
-                wanted = "host" if place.simulated else "cublaslt"
-                if route == wanted or (route == "kernel" and not tf32):
-                    yield _product(place, (m, n, k), dtype, tf32, route, a, b, want)
+                libraries = ("host",) if place.simulated else ("cublaslt", "cudnn")
+                title = f"{m}x{n}x{k} {'TF32' if tf32 else dtype}, {route}"
+                if (route in libraries or (route == "kernel" and not tf32)) and place.turn(title):
+                    yield _product(place, title, (m, n, k), dtype, tf32, route, a, b, want)
 
 
 def _product(
     place: Place,
+    title: str,
     size: tuple[int, int, int],
     dtype: str,
     tf32: bool,
@@ -175,7 +189,6 @@ def _product(
     want: np.ndarray,
 ) -> Record:
     m, n, k = size
-    title = f"{m}x{n}x{k} {'TF32' if tf32 else dtype}, {route}"
     ctx = KernelContext(Operator(make_operator("MatMul", ["a", "b"], ["y"])))
     ctx.backend, ctx.stream = place.backend, place.backend.stream
     out = Buffer.empty(place.backend, spec((m, n), dtype), "y")
@@ -184,9 +197,10 @@ def _product(
             launch = gemm.matmul(ctx, place.put(a, "a"), place.put(b, "b"), out, tf32=tf32)
             seconds = place.seconds(launch, 0.2)
         found = out.numpy()[:256].astype(np.float64)
-    except GpunetError as error:
-        missing = "not installed" in str(error) or "GPUNET_GEMM" in str(error)
-        return Record(title, None if missing else False, detail=str(error))
+    except Exception as error:
+        if isinstance(error, GpunetError) and ("not installed" in str(error) or "GPUNET_GEMM" in str(error)):
+            return Record(title, detail=str(error))
+        return failed(title, error)
     # Relative to what a sum of k products of normal numbers is: the square root of k.
     error = float(np.abs(found - want).max() / k**0.5)
     limit = {"float16": 5e-3, "bfloat16": 4e-2, "float64": 1e-13}.get(dtype, 5e-3 if tf32 else 1e-5)

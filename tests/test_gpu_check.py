@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpunet.bench import gpu_check, gpu_correctness
-from gpunet.bench.gpu_records import Section
+from gpunet import gradient_check
+from gpunet.bench import gpu_check, gpu_correctness, gpu_speed
+from gpunet.bench.gpu_records import Place, Section
 from gpunet.devices import gpu_count
 from tests.sim_kernels import needs_compiler
 
 #: Sections that go wrong in every way, in processes of their own.
 SCRIPT = """
-import os, time
+import os, subprocess, time
 from gpunet.bench import gpu_check
 from gpunet.bench.gpu_records import Record, Section
 
@@ -43,7 +44,12 @@ def dies(place):
 def measures(place):
     yield Record("speed", value=2.0, unit="ms")
 
-gpu_check.SECTIONS = [Section(f.__name__, "", f, 30) for f in (breaks, crashes, dies, measures)]
+def leaves(place):
+    left = subprocess.Popen(["sleep", "100"])
+    yield Record("left behind", value=left.pid)
+    time.sleep(100)
+
+gpu_check.SECTIONS = [Section(f.__name__, "", f, 30) for f in (breaks, crashes, dies, measures, leaves)]
 gpu_check.main()
 """
 
@@ -131,9 +137,8 @@ def test_sections_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: p
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setattr(gpu_check, "CHILD", (sys.executable, str(script)))
-    monkeypatch.setattr(gpu_check, "STALL", 5.0)
     found = {
-        name: gpu_check.check_section(Section(name, "", lambda place: iter(()), 30), "sim:0", True, 30)
+        name: gpu_check.check_section(Section(name, "", lambda place: iter(()), 30, 5), "sim:0", True, 30)
         for name in ("breaks", "crashes", "dies", "measures")
     }
     assert [r.case for r in found["breaks"].records] == ["before"]
@@ -150,3 +155,50 @@ def test_sections_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: p
     assert [r.status for r in found.values()] == ["failed", "failed", "failed", "measured"]
     assert found["measures"].as_dict()["records"] == [{"case": "speed", "value": 2.0, "unit": "ms"}]
     assert gpu_check.table(list(found.values())).row_count == 13
+
+
+def test_a_section_ends_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(gpu_check, "CHILD", (sys.executable, str(script)))
+    monkeypatch.setattr(gpu_check, "GRACE", 0.0)
+    found = gpu_check.check_section(Section("leaves", "", lambda place: iter(()), 4), "sim:0", True, 4)
+    assert found.message == "the process ran out of time"
+    (record,) = found.records
+    # Whoever takes over an orphan may leave it as a zombie.
+    status = Path(f"/proc/{record.value}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+@needs_compiler
+def test_what_gpunet_does_not_expect_costs_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = gpu_correctness.cases()[::300]
+    monkeypatch.setattr(gpu_correctness, "cases", lambda: rows)
+    begun: list[str] = []
+
+    def place(skip: int = 0) -> Place:
+        begun.clear()
+        return Place("sim:0", False, float("inf"), skip, begun.append)
+
+    def fails(*_: Any, **__: Any) -> float:
+        raise RuntimeError("of a library")
+
+    monkeypatch.setattr(gradient_check, "compare_devices", fails)
+    found = [record for record in gpu_correctness.operators(place()) if record.ok is not None]
+    assert len(found) == len(begun) >= 5
+    for record in found:
+        assert record.ok is False
+        assert record.detail.startswith("RuntimeError: of a library (")
+        assert "test_gpu_check.py" in record.detail
+    every = list(begun)
+    assert len(list(gpu_correctness.operators(place(skip=3)))) == len(found) - 3
+    assert begun == every[3:]
+
+    monkeypatch.setattr(gpu_correctness, "losses", fails)
+    monkeypatch.setattr(gpu_speed, "model", fails)
+    monkeypatch.setattr(gpu_speed.gemm, "matmul", fails)
+    monkeypatch.setattr(gpu_speed, "_tiny_net", fails)
+    for section in (gpu_speed.steps, gpu_speed.products, gpu_speed.launches):
+        records = list(section(place()))
+        assert [r.case for r in records if r.ok is False] == begun != []
+        assert not list(section(place(skip=len(begun))))[1:], "what was begun before is not run again"
