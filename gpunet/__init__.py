@@ -16,6 +16,7 @@ import gpunet.operators as _operators  # noqa: E402, F401  (registers the schema
 from gpunet import proto  # noqa: E402
 from gpunet._version import __version__  # noqa: E402
 from gpunet.blobs import QuantizedTensor  # noqa: E402
+from gpunet.definitions import make_operator  # noqa: E402
 from gpunet.gradient_maker import GradientSlice  # noqa: E402
 from gpunet.gradients import gradient_ops  # noqa: E402
 from gpunet.inference import infer  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "gradient_ops",
     "infer",
     "load_model",
+    "make_operator",
     "name_scope",
     "operator_types",
     "optimizers",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpunet.inference import infer_operator
-from gpunet.net import NetLike, as_net_def, check_source
+from gpunet.net import NetLike, as_net_def, check_source, check_types
 from gpunet.operator import Operator
 from gpunet.specs import BlobSpec, TensorSpec
 
@@ -69,6 +69,7 @@ def net_cost(net: NetLike, inputs: Mapping[str, TensorSpec], parameters: Mapping
             operator.
     """
     definition = as_net_def(net)
+    check_types(definition)
     specs: dict[str, BlobSpec | None] = dict.fromkeys(definition.external_input)
     specs.update(parameters)
     specs.update(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,23 @@ def make_operator(
     device_option: DeviceOption | None = None,
     **args: Any,
 ) -> OperatorDef:
-    """An operator definition; arguments that are ``None`` are left out."""
+    """An operator definition; arguments that are ``None`` are left out.
+
+    Raises :class:`ArgumentError` for inputs or outputs that are no names, and as :func:`make_argument` does.
+    """
     definition = OperatorDef(type=type, name=name)
-    definition.input.extend([inputs] if isinstance(inputs, str) else inputs)
-    definition.output.extend([outputs] if isinstance(outputs, str) else outputs)
+    definition.input.extend(_names(type, "inputs", inputs))
+    definition.output.extend(_names(type, "outputs", outputs))
     if engine:
         definition.engine = engine
     if device_option is not None:
         definition.device_option.CopyFrom(device_option)
     definition.arg.extend(make_argument(key, value) for key, value in args.items() if value is not None)
     return definition
+
+
+def _names(type: str, what: str, given: Any) -> list[str]:
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"[{type}] {what} are {given!r}, wanted names of blobs: a text or a list of them")
+    return names

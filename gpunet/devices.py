@@ -76,6 +76,8 @@ def parse_device(name: str | Device) -> Device:
         return Device("cuda") if gpu_count() and importlib.util.find_spec("cupy_backends") else CPU
     if kind not in ("cpu", "cuda", "sim") or (colon and not number.isdecimal()):
         raise DeviceError(f"unknown device {name!r}, wanted 'auto', 'cpu', 'cuda:N' or 'sim:N'")
+    if kind == "cpu" and int(number or 0):
+        raise DeviceError(f"unknown device {name!r}: the host is one device, wanted 'cpu'")
     return Device(kind, int(number or 0))
 
 

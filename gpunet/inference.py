@@ -9,7 +9,7 @@ import numpy as np
 
 from gpunet.dtypes import DTypeLike, as_dtype
 from gpunet.errors import BlobError, ShapeError
-from gpunet.net import NetLike, as_net_def, check_source
+from gpunet.net import NetLike, as_net_def, check_source, check_types
 from gpunet.operator import Operator
 from gpunet.specs import BlobSpec, Shape, TensorSpec
 
@@ -33,6 +33,7 @@ def infer(net: NetLike, blobs: Mapping[str, tuple[Shape, DTypeLike]]) -> dict[st
     """
     specs: dict[str, BlobSpec | None] = {name: _spec(name, known) for name, known in blobs.items()}
     definition = as_net_def(net)
+    check_types(definition)
     for index, op_def in enumerate(definition.op):
         for name in op_def.input:
             if name not in specs:

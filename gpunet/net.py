@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from gpunet.definitions import make_operator
-from gpunet.errors import NetError
+from gpunet.errors import NetError, SchemaError
 from gpunet.proto import NetDef, OperatorDef
+from gpunet.schema import is_registered
 from gpunet.scope import current_device
 
 
@@ -146,6 +147,20 @@ def check_order(net: NetDef, exists: Callable[[str], bool] = lambda name: False)
     lost = [name for name in net.external_output if name not in made and name not in external]
     if lost:
         raise NetError(f"net {net.name!r} declares output {lost[0]!r}, but no operator makes it")
+
+
+def check_types(net: NetDef) -> None:
+    """Raises :class:`SchemaError` that names all types of the net's operators that do not exist, if there are
+    several: who brings a net of another program wants to know them at once. A single one is left to
+    :func:`gpunet.schema.lookup`, which knows similar names.
+    """
+    unknown = [op.type for op in net.op if not is_registered(op.type)]
+    types = sorted(set(unknown))
+    if len(types) > 1:
+        raise SchemaError(
+            f"net {net.name!r}: {len(unknown)} of its {len(net.op)} operators are of types that gpunet does "
+            f"not have: {', '.join(types)}; gpunet.custom.operator adds types"
+        )
 
 
 def check_source(net: NetDef, index: int, name: str) -> None:

@@ -296,6 +296,11 @@ def lookup(type: str) -> OpSchema:
     return schema
 
 
+def is_registered(type: str) -> bool:
+    """Whether there is an operator of this type."""
+    return type in _schemas
+
+
 def registered_types() -> list[str]:
     """Names of all registered operator types, sorted."""
     return sorted(_schemas)

@@ -46,10 +46,12 @@ def parse_text(message_type: type[M], text: str, *, what: str = "") -> M:
     try:
         text_format.Parse(_with_new_names(text, message_type.DESCRIPTOR), message)
     except text_format.ParseError as error:
-        reason = re.sub(r"^\d+:\d+ : ", "", str(error))
+        reason = re.sub(r"^\d+:\d+ : ", "", str(error)).rstrip(".")
         line, column = error.GetLine(), error.GetColumn()
         place = f"line {line}, column {column}: " if line is not None and column is not None else ""
-        raise FormatError(f"{what}: {place}{reason}") from None
+        raise FormatError(
+            f"{what}: {place}{reason}, wanted a {message_type.DESCRIPTOR.name} as text"
+        ) from None
     except RecursionError:
         raise FormatError(f"{what}: messages are nested too deeply") from None
     except (ValueError, TypeError, OverflowError) as error:

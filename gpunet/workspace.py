@@ -140,11 +140,19 @@ class Workspace:
     # Nets
 
     def run_operator(self, op: OperatorDef | bytes) -> None:
-        """Runs one operator on the blobs of this workspace."""
+        """Runs one operator on the blobs of this workspace.
+
+        Raises :class:`NetError` for what is no operator definition, and whatever the operator raises.
+        """
         if isinstance(op, bytes):
             from gpunet.serialization import parse
 
             op = parse(OperatorDef, op, what="operator")
+        if not isinstance(op, OperatorDef):
+            raise NetError(
+                f"found {type(op).__name__} as an operator, wanted an OperatorDef or its bytes "
+                "(run_once runs nets)"
+            )
         self._run(Program(NetDef(op=[op]), self, self._state(""), Options()))
 
     def run_once(self, net: NetLike) -> None:

@@ -244,6 +244,7 @@ def test_help_imports_no_command():
         ),
         (["train", "mlp", "--data", "nowhere"], "no data set 'nowhere'"),
         (["train", "mlp", "--device", "gpu", "--out", "{tmp}/new"], "unknown device 'gpu'"),
+        (["train", "mlp", "--device", "cpu:1", "--out", "{tmp}/new"], "the host is one device, wanted 'cpu'"),
         (
             ["train", "mlp", "--batch-size", "5000", "--out", "{tmp}/new"],
             "batch size 5000, wanted at most the 1501",
@@ -286,7 +287,8 @@ def test_debug_shows_the_traceback(place):
         (["train"], "Missing argument 'MODEL'"),
         (["train", "mlp", "--epochs", "0"], "0 is not in the range"),
         (["train", "mlp", "--resume", "--overwrite"], "exclude each other"),
-        (["trai", "mlp"], "No such command 'trai'"),
+        (["trai", "mlp"], "No such command 'trai'. Did you mean 'train'?"),
+        (["xyz"], "No such command 'xyz'.\n"),
         (["info", "{run}", "--input", "data=1xa"], "wanted NAME=SHAPE"),
         (["info", "{run}", "--input", "x=1"], "no input 'x', wanted one of data"),
     ],

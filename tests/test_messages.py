@@ -9,9 +9,19 @@ import pytest
 from click.testing import CliRunner
 
 import gpunet
+from gpunet.analysis import net_cost
 from gpunet.blobs import aligned_bytes
 from gpunet.cli import main
-from gpunet.errors import AllocationError, BlobError, DataTypeError, DeviceError, NetError, ShapeError
+from gpunet.errors import (
+    AllocationError,
+    ArgumentError,
+    BlobError,
+    DataTypeError,
+    DeviceError,
+    NetError,
+    SchemaError,
+    ShapeError,
+)
 from gpunet.proto import DeviceOption, NetDef
 from gpunet.serialization import save
 from gpunet.training.interrupts import Interrupts
@@ -92,6 +102,34 @@ def test_devices_that_nothing_knows_are_refused(ws, option, text, place):
     (net if place == "net" else net.op[0]).device_option.CopyFrom(option)
     with pytest.raises(DeviceError, match=rf"\[\w+\] op 0 'y' in net 'n': {text}"):
         ws.create(net)
+
+
+def test_all_types_that_do_not_exist_are_named_at_once(ws):
+    net = NetDef(name="n", op=[op(kind, "a", "y") for kind in ("If", "Relu", "Print", "If")])
+    wanted = r"net 'n': 3 of its 4 operators are of types that gpunet does not have: If, Print; gpunet\."
+    for call in (
+        lambda: ws.create(net),
+        lambda: gpunet.infer(net, {"a": ((2, 3), "float32")}),
+        lambda: net_cost(net, {}, {}),
+    ):
+        with pytest.raises(SchemaError, match=wanted):
+            call()
+    with pytest.raises(SchemaError, match=r"\[If\] op 0 'y' in net 'n': unknown operator type 'If'"):
+        ws.create(NetDef(name="n", op=net.op[:1]))
+
+
+@pytest.mark.parametrize("given", [None, 3, [None], ["x", 3], [b"x"]], ids=repr)
+def test_what_is_no_name_of_a_blob_is_no_input(given):
+    with pytest.raises(ArgumentError, match=r"\[Relu\] inputs are .*, wanted names of blobs"):
+        gpunet.Net("n").add("Relu", given, "y")
+    with pytest.raises(ArgumentError, match=r"\[Relu\] outputs are .*, wanted names of blobs"):
+        gpunet.make_operator("Relu", "x", given)
+
+
+@pytest.mark.parametrize("given", [gpunet.Net("n"), NetDef(), {"type": "Relu"}, "Relu"], ids=str)
+def test_what_is_no_operator_does_not_run(ws, given):
+    with pytest.raises(NetError, match=rf"found {type(given).__name__} as an operator, wanted an Op"):
+        ws.run_operator(given)
 
 
 @pytest.fixture

@@ -146,7 +146,8 @@ def test_wrong_text_names_line_and_column(text, place):
 
 
 def test_unknown_name_in_text_is_named():
-    with pytest.raises(FormatError, match=r'line 1, column 1: .*"gpunet\.NetDef" has no field named "layer"'):
+    wanted = r'line 1, column 1: .*"gpunet\.NetDef" has no field named "layer", wanted a NetDef as text$'
+    with pytest.raises(FormatError, match=wanted):
         parse_text(NetDef, "layer { }")
 
 
