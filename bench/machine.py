@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import gpunet
+from gpunet.cores import usable_cores
 
 from . import counterpart
 
@@ -19,7 +20,7 @@ def describe() -> dict[str, str]:
     """CPU, cores, load, and the versions and threads of what computes; load is that of the moment."""
     found = {
         "cpu": _cpu(),
-        "cores": f"{_cores()} usable of {os.cpu_count()}",
+        "cores": f"{len(usable_cores())} usable of {os.cpu_count()}",
         "load": f"{load()} at the start",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -42,10 +43,6 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def load() -> str:
     """Processes that ran or wanted to, averaged over the last minute."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
@@ -64,6 +61,6 @@ def _blas_threads() -> str:
         for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
             if os.environ.get(variable):
                 return os.environ[variable]
-        return str(_cores())
+        return str(len(usable_cores()))
     pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     return str(max(pools, default=1))

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
-from gpunet.cores import BUSY_LANES
+from gpunet.cores import BUSY_LANES, is_bound, usable_cores
 from gpunet.discovery import discover
 
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
@@ -34,10 +34,9 @@ def thread_count() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    usable = len(usable_cores())
     # A launcher that binds ranks to cores has shared them out already.
-    return usable if usable < cores else max(1, usable // _ranks_here())
+    return usable if is_bound() else max(1, usable // _ranks_here())
 
 
 def _ranks_here() -> int:

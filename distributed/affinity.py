@@ -11,39 +11,34 @@ import os
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from gpunet.cores import is_bound, usable_cores
 from gpunet.discovery import Place
 
 #: Set to 0, ranks stay where the system puts them.
 VARIABLE: Final = "GPUNET_BIND"
 
 
-def chosen_core(place: Place, usable: AbstractSet[int], cores: int) -> int | None:
-    """The core for a rank; ``None`` where ranks are better left to the system.
+def chosen_core(place: Place, usable: AbstractSet[int]) -> int | None:
+    """The core for a rank, of those that it may use; ``None`` where ranks are better left to the system.
 
-    That is where a launcher has bound them already, where each has two cores, and where some cores would get
-    more ranks than others.
-
-    Args:
-        place: of the rank.
-        usable: the cores that the process may use.
-        cores: the cores of its host.
+    That is where each has two cores, and where some cores would get more ranks than others.
     """
     ranks = place.local_size
-    if ranks < 2 or len(usable) < cores or ranks % cores:
+    if ranks < 2 or ranks % len(usable):
         return None
-    return sorted(usable)[place.local_rank % cores]
+    return sorted(usable)[place.local_rank % len(usable)]
 
 
 def bind(place: Place) -> AbstractSet[int] | None:
     """Keeps the calling thread, and those that it starts, on the core of its rank.
 
     Call it before there are other threads. Returns the cores that it could use before; ``None`` where nothing
-    was changed.
+    was changed, as where the launcher has bound it already.
     """
-    if os.environ.get(VARIABLE) == "0" or not hasattr(os, "sched_setaffinity"):
+    if os.environ.get(VARIABLE) == "0" or not hasattr(os, "sched_setaffinity") or is_bound():
         return None
-    before = os.sched_getaffinity(0)
-    core = chosen_core(place, before, os.cpu_count() or 1)
+    before = usable_cores()
+    core = chosen_core(place, before)
     if core is None:
         return None
     os.sched_setaffinity(0, {core})

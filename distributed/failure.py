@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from gpunet.discovery import Place, discover
+from gpunet.distributed import whereabouts
 from gpunet.errors import ArgumentError, GpunetError
 
 TIMEOUT_VARIABLE: Final = "GPUNET_COLLECTIVE_TIMEOUT"
@@ -32,9 +33,11 @@ MONITOR_VARIABLE: Final = "GPUNET_MONITOR"
 _DEFAULT_TIMEOUT: Final = 30.0
 #: Part of the timeout after which a rank gives up, so that the job has ended when the timeout is over.
 _WAITS: Final = 0.9
-#: Seconds between two reports to the monitor, between the news of a failure and the end of a rank that is not
-#: waiting for others, and until a process that cannot be aborted is ended the hard way.
+#: Seconds between two reports to the monitor, and until one without news; at most between the news of a
+#: failure and the end of a rank that is not waiting for others; and until a process that cannot be aborted is
+#: ended the hard way.
 _BEAT: Final = 0.25
+_SILENCE: Final = 1.0
 _GRACE: Final = 3.0
 _HARD: Final = 5.0
 
@@ -187,7 +190,7 @@ def announce(text: str) -> None:
     """Takes a failure that was noticed in the background for news, and ends the job."""
     _state.news = _state.news or text
     if aborts():
-        time.sleep(_GRACE)
+        time.sleep(min(_GRACE, timeout() * (1 - _WAITS) / 2))
         abort(text)
 
 
@@ -274,7 +277,8 @@ def connect(addresses: list[str], port: int, token: str) -> bool:
             continue
         _state.link = link
         place = _state.place
-        _tell(token=token, rank=place.rank, host=place.host, pid=os.getpid())
+        hello = {"rank": place.rank, "host": place.host, "pid": os.getpid()}
+        _tell(token=token, **hello, shared=whereabouts.shared_memory())
         threading.Thread(target=_listen, args=(link,), name="gpunet monitor", daemon=True).start()
         return True
     return False
@@ -303,9 +307,13 @@ def _listen(link: socket.socket) -> None:
     while b"\n" not in data:
         report = _report()
         now = time.monotonic()
-        if report != told or now - spoken > 1:
+        if report != told:
             _tell(**report)
             told, spoken = report, now
+        elif now - spoken > _SILENCE:
+            # It has been at something else for a while: those that wait for it want to know at what.
+            _tell(**report, **({} if _state.within else {"now": whereabouts.doing()}))
+            spoken = now
         try:
             more = link.recv(4096)
         except TimeoutError:

@@ -3,14 +3,15 @@
 It runs as a script and imports nothing but the standard library. It reads its settings, one line of JSON,
 from standard input (``size``, ``host`` to listen on, ``token`` that ranks must know), writes the port that it
 listens on to standard output, and ends when all ranks have left. Ranks send lines of JSON: what they do
-(``count``, ``within``, ``at``), that they wait for too long (``late``), that they fail (``raised``) or leave
-(``bye``). It answers with at most one line, ``failed``, when one of them has failed.
+(``count``, ``within``, ``at``, ``now``), that they wait for too long (``late``), that they fail (``raised``)
+or leave (``bye``). It answers with at most one line, ``failed``, when one of them has failed.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import os
 import selectors
 import socket
 import sys
@@ -36,6 +37,8 @@ class Rank:
     count: int = 0
     within: bool = False
     at: str = "it had done nothing with the other ranks yet"
+    now: str = ""
+    shared: list[str] = field(default_factory=list)
     heard: float = field(default_factory=time.monotonic)
     left: bool = False
     raised: bool = False
@@ -61,7 +64,7 @@ class Monitor:
         return int(self.server.getsockname()[1])
 
     def run(self) -> None:
-        """Follows the ranks until all of them have gone."""
+        """Follows the ranks until all of them have gone, and removes the memory that they leave behind."""
         deadline = time.monotonic() + _CONNECTED_IN
         while self.connections or (not self.ranks and time.monotonic() < deadline):
             for key, _ in self.selector.select(1.0):
@@ -71,6 +74,15 @@ class Monitor:
                     self.selector.register(connection, selectors.EVENT_READ)
                 elif isinstance(key.fileobj, socket.socket):
                     self._read(self.connections[key.fileobj])
+        if self.failed:
+            self._clean()
+
+    def _clean(self) -> None:
+        """Removes the shared memory of the ranks of this host, which MPI removes only where it ends well."""
+        here = self.ranks[0].host if 0 in self.ranks else None
+        for path in {path for rank in self.ranks.values() if rank.host == here for path in rank.shared}:
+            with suppress(OSError):
+                os.unlink(path)
 
     def _read(self, rank: Rank) -> None:
         try:
@@ -95,11 +107,13 @@ class Monitor:
             if not hmac.compare_digest(str(message.get("token")), self.token):
                 return False
             rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
+            rank.shared = [str(path) for path in message.get("shared", [])]
             self.ranks[rank.rank] = rank
             return True
         rank.heard = time.monotonic()
         if "count" in message:
             rank.count, rank.within, rank.at = message["count"], message["within"], message["at"]
+            rank.now = str(message.get("now", ""))
         if "bye" in message:
             rank.left, rank.count, rank.within = True, message["bye"], False
         if message.get("raised"):
@@ -134,7 +148,8 @@ class Monitor:
             elif other.count < count or not other.within:
                 silent = now - other.heard
                 quiet = f", not heard of for {silent:.0f} seconds" if silent > _SILENT_AFTER else ""
-                missing.append(f"{self._name(other)}, {other.at}{quiet}")
+                now_at = f", now {other.now}" if other.now and not quiet else ""
+                missing.append(f"{self._name(other)}, {other.at}{now_at}{quiet}")
         if not missing:
             others = [f"{self._name(r)}, {r.at}" for r in self.ranks.values() if r is not rank]
             return f"all ranks are in operation {count}, but it does not end: {'; '.join(others)}"

@@ -1,4 +1,5 @@
-"""How many threads of the engines are at work, so that kernels know how many cores are left to them.
+"""Which cores there are, and how many threads of the engines are at work, so that kernels know how many cores
+are left to them.
 
 A kernel may use several threads of its own. Beside other lanes that would only make threads wait for each
 other: two lanes that are busy on two cores run each kernel in one thread, and the one that is left when the
@@ -8,10 +9,26 @@ way whatever the number of threads.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final
+
+
+def usable_cores() -> AbstractSet[int]:
+    """The cores that the calling thread may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def is_bound() -> bool:
+    """Whether some cores of this host are kept from the calling thread: a launcher, say, has shared them out
+    among its ranks.
+    """
+    return len(usable_cores()) < (os.cpu_count() or 1)
 
 
 class BusyLanes:

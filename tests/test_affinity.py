@@ -20,17 +20,26 @@ def place(local_rank: int, local_size: int) -> Place:
 @pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (4, 2), (6, 2), (4, 4), (8, 4)])
 def test_each_core_gets_as_many_ranks(ranks, cores):
     usable = frozenset(range(10, 10 + cores))
-    chosen = [chosen_core(place(rank, ranks), usable, cores) for rank in range(ranks)]
+    chosen = [chosen_core(place(rank, ranks), usable) for rank in range(ranks)]
     assert all(chosen.count(core) == ranks // cores for core in usable)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "usable", "cores"),
-    [(1, 2, 2), (1, 1, 1), (3, 2, 2), (2, 4, 4), (6, 4, 4), (2, 1, 2), (4, 2, 4)],
-    ids=["alone", "alone on one", "uneven", "two cores each", "uneven, more", "bound to one", "bound to two"],
+    ("ranks", "cores"),
+    [(1, 2), (1, 1), (3, 2), (2, 4), (6, 4)],
+    ids=["alone", "alone on one", "uneven", "two cores each", "uneven, more"],
 )
-def test_ranks_are_left_to_the_system(ranks, usable, cores):
-    assert chosen_core(place(0, ranks), frozenset(range(usable)), cores) is None
+def test_ranks_are_left_to_the_system(ranks, cores):
+    assert chosen_core(place(0, ranks), frozenset(range(cores))) is None
+
+
+@pytest.mark.parametrize(("ranks", "usable", "cores"), [(2, 1, 2), (4, 2, 4)])
+def test_ranks_stay_where_their_launcher_has_bound_them(ranks, usable, cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: frozenset(range(usable)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pytest.fail("bound"), raising=False)
+    monkeypatch.delenv(affinity.VARIABLE, raising=False)
+    assert affinity.bind(place(0, ranks)) is None
 
 
 def test_binding_is_undone(monkeypatch):

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from gpunet.cli import COMMANDS, main
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.data import load_digits
 from gpunet.errors import DeviceError
+from tests.mpi_jobs import LIMIT, ROOT
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 TRAIN = [sys.executable, "-m", "gpunet", "train", "mlp"]
@@ -325,18 +326,6 @@ def test_training_on_idx_files(tmp_path, compressed):
 # ---- stopping and going on
 
 
-def wait_for_steps(folder, process, steps):
-    """Waits until a checkpoint exists and so many steps were logged."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        log = folder / "steps.csv"
-        if log.exists() and log.read_bytes().count(b"\n") > steps and list(folder.glob("checkpoints/step-*")):
-            return
-        time.sleep(0.001)
-    raise AssertionError(f"{steps} steps were not made within a minute")
-
-
 def results(folder):
     return [(folder / name).read_bytes() for name in ("init_net.pb", "predict_net.pb", "steps.csv")]
 
@@ -353,18 +342,25 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
     ids=lambda x: str(int(x)),
 )
 def test_a_run_that_was_ended_goes_on_to_the_same_weights(tmp_path, undisturbed, number, code):
     command = [*TRAIN, *OPTIONS, "--out", tmp_path]
+    # Behind step 23, the second since a checkpoint, it waits for what is done to it.
+    paused = [sys.executable, "-m", "tests.distributed_workers.paused", "0", "23", *command[3:]]
+    env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        paused, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_for_steps(tmp_path, process, 20)
+        late = threading.Timer(LIMIT, process.kill)
+        late.start()
+        assert any("waits, pid" in line for line in process.stdout), process.stderr.read()
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
+        late.cancel()
     assert process.returncode == code, (out, err)
+    assert len((tmp_path / "steps.csv").read_bytes().splitlines()) in (23, 24)
     assert not (tmp_path / "init_net.pb").exists()
     if number != signal.SIGKILL:
         assert err.startswith("interrupted after step ")

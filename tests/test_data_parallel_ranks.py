@@ -7,17 +7,15 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpunet.cli.launch import mpirun_options
+from gpunet.training import CheckpointFolder
 from tests import mpi_jobs
 from tests.distributed_workers import training
 
@@ -128,37 +126,17 @@ def test_bfloat16_trains_alike_on_two_ranks() -> None:
         np.testing.assert_allclose(found[name]["losses"], alone(name)["losses"], atol=tolerance, err_msg=name)
 
 
-def command(ranks: int, *arguments: str) -> list[str]:
-    if mpi_jobs.MISSING:
-        pytest.skip(mpi_jobs.MISSING)
-    assert mpi_jobs.MPIRUN is not None
-    version = subprocess.run([mpi_jobs.MPIRUN, "--version"], capture_output=True, text=True, check=False)
-    options = mpirun_options(version.stdout, ranks, [])
-    return [mpi_jobs.MPIRUN, *options, sys.executable, "-m", "gpunet", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(mpi_jobs.ROOT), "OPENBLAS_NUM_THREADS": "1"}
-
-
 @pytest.mark.parametrize("compression", ["float16+feedback", "powersgd", "topk:0.05:0"])
 def test_a_run_tells_what_was_sent_and_what_was_not(compression: str, tmp_path: Path) -> None:
     options = ("--epochs", "1", "--device", "cpu", "--compression", compression, "--out", str(tmp_path))
-    done = subprocess.run(
-        command(2, "train", "mlp", *options),
-        env=environment(),
-        timeout=60,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = mpi_jobs.Running(mpi_jobs.mpirun(2, "gpunet", "train", "mlp", *options)).end()
+    assert done.status == 0, done.output
     name = re.escape("powersgd:1" if compression == "powersgd" else compression)
     sent = rf"on each of 2 ranks; [1-9][\d.]* KiB of gradients a step in \d+ buckets, compression {name} \("
-    assert re.search(sent, done.stdout)
+    assert re.search(sent, done.output)
     kept = rf"compression {name} kept back ([\d.e-]+)% of the norm of this rank's gradients in the last step"
-    found = re.search(kept, done.stdout)
-    assert found is not None, done.stdout
+    found = re.search(kept, done.output)
+    assert found is not None, done.output
     assert 0 < float(found[1]) < (0.1 if compression == "float16+feedback" else 10_000)
 
 
@@ -166,93 +144,82 @@ def losses(folder: Path) -> np.ndarray:
     return np.loadtxt(folder / "steps.csv", delimiter=",", skiprows=1, usecols=2)
 
 
-def start(folder: Path, ranks: int, *settings: str) -> subprocess.Popen[str]:
-    """A run of several ranks that has made some steps."""
-    job = subprocess.Popen(
-        command(ranks, *settings, "--out", str(folder)),
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    log, deadline = folder / "steps.csv", time.monotonic() + 40
-    while not (log.is_file() and len(log.read_text().splitlines()) > 15):
-        assert job.poll() is None, job.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return job
-
-
-def process_of(rank: int, folder: Path) -> int:
-    """The process of a rank of the run in a folder."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            places = (path / "environ").read_bytes().split(b"\0")
-            names = (f"PMI_RANK={rank}", f"OMPI_COMM_WORLD_RANK={rank}")
-            if str(folder).encode() in words and any(name.encode() in places for name in names):
-                return int(path.name)
-    raise AssertionError(f"rank {rank} is not there")
-
-
-SETTINGS = ("train", "mlp", "--epochs", "20", "--device", "cpu")
+SETTINGS = ("train", "mlp", "--epochs", "6", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """The losses of one process."""
     folder = tmp_path_factory.mktemp("one")
-    subprocess.run(
-        [sys.executable, "-m", "gpunet", *SETTINGS, "--out", str(folder)],
-        env=environment(),
-        check=True,
-        timeout=60,
-        stdout=subprocess.DEVNULL,
-    )
+    alone = [sys.executable, "-m", "gpunet", *SETTINGS, "--out", str(folder)]
+    done = mpi_jobs.Running(alone).end()
+    assert done.status == 0, done.output
     return losses(folder)
 
 
+def paused(folder: Path, ranks: int, rank: int, *settings: str) -> list[str]:
+    """The command of a run of which one rank waits behind step 16 for what the test does to it."""
+    worker = "tests.distributed_workers.paused"
+    return mpi_jobs.mpirun(ranks, worker, str(rank), "16", *SETTINGS, *settings, "--out", str(folder))
+
+
 def go_on(folder: Path, ranks: int) -> None:
-    done = subprocess.run(
-        command(ranks, "train", "mlp", "--resume", "--out", str(folder), "--device", "cpu"),
-        env=environment(),
-        timeout=60,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"on each of {ranks} ranks" in done.stdout
-    assert "going on after step" in done.stdout
+    words = ("train", "mlp", "--resume", "--out", str(folder), "--device", "cpu")
+    done = mpi_jobs.Running(mpi_jobs.mpirun(ranks, "gpunet", *words)).end()
+    assert done.status == 0, done.output
+    assert f"on each of {ranks} ranks" in done.output
+    assert "going on after step" in done.output
 
 
 def test_a_killed_rank_ends_the_run_and_three_go_on(tmp_path: Path, one_process: np.ndarray) -> None:
-    job = start(tmp_path, 4, *SETTINGS, "--checkpoint-every", "5", "--shard-optimizer")
+    job = mpi_jobs.Running(paused(tmp_path, 4, 2, "--checkpoint-every", "5", "--shard-optimizer"))
+    waits = job.wait_for(r"rank 2 waits, pid (\d+)")
     killed = time.monotonic()
-    os.kill(process_of(2, tmp_path), signal.SIGKILL)
-    output, _ = job.communicate(timeout=30)
-    assert time.monotonic() - killed < 30
-    assert job.returncode != 0
+    os.kill(int(waits[1]), signal.SIGKILL)
+    done = job.end()
+    assert done.ended - killed < 30
+    assert done.status != 0
     # The monitor knows the step, however soon the launcher kills those that would have told where they wait.
     ended = (
         r"gpunet: rank 2 of 4 on host \S+ \(pid \d+\) has ended without a word [^\n]*\bin [^\n]+, step \d+\n"
     )
-    assert re.search(ended, output), output
+    assert re.search(ended, done.output), done.output
+    assert CheckpointFolder(tmp_path / "checkpoints").latest().state.step == 15
     go_on(tmp_path, 3)
     np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)
 
 
-def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path, one_process: np.ndarray) -> None:
-    job = start(tmp_path, 3, *SETTINGS, "--checkpoint-every", "1000")
-    # Open MPI's mpirun would show nothing more, and kill the ranks soon.
-    signalled = process_of(1, tmp_path) if "--oversubscribe" in command(3) else job.pid
-    os.kill(signalled, signal.SIGTERM)
-    output, _ = job.communicate(timeout=40)
-    assert job.returncode != 0
+def saved_by_a_signal(job: mpi_jobs.Job, folder: Path) -> None:
+    """A job of three ranks ended by a signal, and two go on."""
     # One rank speaks for all.
-    assert output.count("interrupted after step") == 1
-    (checkpoint,) = (tmp_path / "checkpoints").glob("*.checkpoint")
-    assert f"interrupted after step {int(checkpoint.stem.removeprefix('step-'))} of" in output
-    go_on(tmp_path, 2)
+    assert job.output.count("interrupted after step") == 1, job.output
+    assert "interrupted after step 16 of" in job.output
+    (checkpoint,) = (folder / "checkpoints").glob("*.checkpoint")
+    assert checkpoint.name == "step-00000016.checkpoint"
+    go_on(folder, 2)
+    assert (folder / "predict_net.pb").is_file()
+
+
+def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path, one_process: np.ndarray) -> None:
+    job = mpi_jobs.Running(paused(tmp_path, 3, 1, "--checkpoint-every", "1000"))
+    waits = job.wait_for(r"rank 1 waits, pid (\d+)")
+    # Open MPI's mpirun would show nothing more, and kill the ranks soon.
+    os.kill(int(waits[1]) if mpi_jobs.open_mpi() else job.process.pid, signal.SIGTERM)
+    done = job.end()
+    assert done.status != 0
+    saved_by_a_signal(done, tmp_path)
     np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)
-    assert (tmp_path / "predict_net.pb").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_gpunet_launch_gives_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
+    _, *options = paused(tmp_path, 3, 1, "--checkpoint-every", "1000")
+    words = options[options.index("-m") - 1 :]
+    job = mpi_jobs.Running([sys.executable, "-m", "gpunet", "launch", "-n", "3", "--", *words])
+    job.wait_for(r"rank 1 waits, pid (\d+)")
+    job.process.send_signal(number)
+    done = job.end()
+    if mpi_jobs.open_mpi():
+        assert done.status == 128 + number
+    assert done.status != 0
+    saved_by_a_signal(done, tmp_path)

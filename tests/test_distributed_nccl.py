@@ -231,7 +231,7 @@ def test_captured_operations_are_not_watched(ranks: Any) -> None:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -255,7 +255,7 @@ def test_an_operation_that_does_not_end_aborts(ranks: Any, monkeypatch: pytest.M
         made.all_reduce(buffer(device, 2))
     _until(lambda: bool(failure.news()))
     assert made._comm.aborted
-    assert re.search(r"has waited \d.\d seconds .*, in \[Allreduce\] op 3 'g' .* over NCCL", failure.news())
+    assert re.search(r"has waited \d+\.\d seconds .*, in \[Allreduce\] op 3 'g' .* over NCCL", failure.news())
 
 
 def test_failure_of_another_rank_aborts(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +11,7 @@ from typing import Final
 import click
 
 from gpunet.cli import Command
+from gpunet.cores import usable_cores
 
 
 @click.command(cls=Command)
@@ -21,7 +21,9 @@ def command() -> None:
 
     from gpunet.devices import gpu_count
 
-    click.echo(f"{'cpu':8} available: {_cores()} cores of {platform.machine()}, NumPy {np.__version__}")
+    click.echo(
+        f"{'cpu':8} available: {len(usable_cores())} cores of {platform.machine()}, NumPy {np.__version__}"
+    )
     for index in range(max(gpu_count(), 1)):
         _print_device(f"cuda:{index}")
     _print_device("sim:0")
@@ -83,10 +85,6 @@ def _library(version: Callable[[], str]) -> str:
         return f"available: {version()}"
     except DeviceError as error:
         return f"not available: {error}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _print_device(name: str) -> None:

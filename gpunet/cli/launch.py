@@ -6,15 +6,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import click
 
 from gpunet.cli import Command
+from gpunet.cores import usable_cores
 from gpunet.errors import ArgumentError, DeviceError
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -51,7 +54,7 @@ def command(ranks: int | None, hosts: str, timeout: float | None, show: bool, wo
     """
     from gpunet.discovery import discover
 
-    env = dict(os.environ)
+    env, translated = dict(os.environ), False
     if timeout is not None:
         env["GPUNET_COLLECTIVE_TIMEOUT"] = f"{timeout:g}"
     own = python_command(words)
@@ -61,20 +64,50 @@ def command(ranks: int | None, hosts: str, timeout: float | None, show: bool, wo
         count = ranks or _slurm_tasks(env)
         names = [name for name in hosts.split(",") if name] or slurm_hosts(env.get("SLURM_JOB_NODELIST", ""))
         share = -(-count // max(1, len(names)))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         for name in _THREADS:
             # Ranks of one host share its cores.
-            env.setdefault(name, str(max(1, cores // share)))
+            env.setdefault(name, str(max(1, len(usable_cores()) // share)))
         mpirun = find_mpirun(env)
-        line = [mpirun, *mpirun_options(_version(mpirun), count, names), *own]
+        version = _version(mpirun)
+        line = [mpirun, *mpirun_options(version, count, names), *own]
+        translated = is_open_mpi(version)
     if show:
         click.echo(shlex.join(line))
         return
     sys.stdout.flush()
     try:
+        if translated:
+            sys.exit(run_with_time_to_save(line, env))
         os.execvpe(line[0], line, env)
     except OSError as error:
         raise DeviceError(f"cannot run {line[0]!r}: {error.strerror or error}") from error
+
+
+def run_with_time_to_save(line: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs Open MPI's ``mpirun``, and returns its exit status.
+
+    That kills the ranks half a second after it got SIGTERM or SIGINT, but passes SIGUSR1 on to them. So the
+    first such signal reaches it as SIGUSR1, on which ranks that train save and end; a second one as it is.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    came: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if process is not None:
+            process.send_signal(signal.SIGUSR1 if len(came) == 1 else number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    # Apart from the terminal, whose Ctrl-C reaches all processes that belong to it.
+    process = subprocess.Popen(line, env=env, start_new_session=True)
+    if came:
+        process.send_signal(signal.SIGUSR1)
+    status = process.wait()
+    if came and status:
+        return 128 + came[0]
+    return status if status >= 0 else 128 - status
 
 
 def python_command(words: Sequence[str]) -> list[str]:
@@ -103,12 +136,16 @@ def _version(mpirun: str) -> str:
     return done.stdout + done.stderr
 
 
+def is_open_mpi(version: str) -> bool:
+    """Whether an ``mpirun`` that says this of its version is Open MPI's."""
+    return re.search(r"open.?mpi|open-?rte|prte", version, re.IGNORECASE) is not None
+
+
 def mpirun_options(version: str, ranks: int, hosts: Sequence[str]) -> list[str]:
     """The options of an ``mpirun`` that says this of its version."""
-    open_mpi = re.search(r"open.?mpi|open-?rte|prte", version, re.IGNORECASE) is not None
     share = -(-ranks // max(1, len(hosts)))
     options = ["-n", str(ranks)]
-    if open_mpi:
+    if is_open_mpi(version):
         # More ranks than cores are no error here.
         options += ["--oversubscribe"]
         return [*options, "--host", ",".join(f"{name}:{share}" for name in hosts)] if hosts else options

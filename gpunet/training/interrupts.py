@@ -7,11 +7,15 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+#: SIGUSR1 is what batch systems can be asked to send ahead of the end, and what Open MPI's mpirun passes on.
+_SIGNALS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 
 
 class Interrupts:
-    """Keeps the first SIGINT (Ctrl-C) or SIGTERM in :attr:`caught`; a second one acts as without this.
+    """Keeps the first SIGINT (Ctrl-C), SIGTERM or SIGUSR1 in :attr:`caught`; a second one acts as without
+    this.
 
     Signals that are ignored stay so (SIGINT of a job that a shell has put in the background). Python handles
     signals in the main thread only; in another one this does nothing.

@@ -137,7 +137,9 @@ class Trainer:
             )
         self._micro_net = None
         if micro_net is not None:
-            self._micro_net = workspace.create(micro_net, overwrite=True, keep=keep)
+            known = {name for op in micro_net.op for name in (*op.input, *op.output)}
+            there = [name for name in keep if name in known]
+            self._micro_net = workspace.create(micro_net, overwrite=True, keep=there)
         self._evaluator = Evaluator(model, workspace)
         self._single = network
 
@@ -205,7 +207,7 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite any more.
-            TrainingInterruptedError: SIGINT or SIGTERM came, to any rank; a checkpoint was written.
+            TrainingInterruptedError: SIGINT, SIGTERM or SIGUSR1 came, to any rank; a checkpoint was written.
         """
         self._reporter = reporter or Quiet()
         with Interrupts() as interrupts, closing(self._ahead):

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 import gpunet
-from gpunet import distributed
+from gpunet import custom, distributed
 from gpunet.definitions import make_operator as op
-from gpunet.distributed import check_same_graph
+from gpunet.distributed import check_same_graph, mpi
+from gpunet.distributed.whereabouts import shared_memory
 from gpunet.proto import NetDef
 from gpunet.specs import TensorSpec
 
@@ -26,6 +27,16 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
+def sleepy(x: np.ndarray) -> np.ndarray:
+    """Takes long where it gets a 0."""
+    if not x.all():
+        time.sleep(1000)
+    return x
+
+
+custom.operator("Sleepy", numpy=sleepy)
+
+
 def net(scale: float = 2.0) -> NetDef:
     ops = [op("Scale", ["x"], ["y"], scale=scale), op("Allreduce", ["y"], ["y"])]
     return NetDef(name="train", op=ops, external_input=["x"], external_output=["y"])
@@ -35,11 +46,16 @@ def steps(world: distributed.Communicator, mode: str, bad: int) -> None:
     """Steps of a net with a collective; the bad rank fails in one of them."""
     ws = gpunet.Workspace()
     ws.feed("x", np.ones(10, np.float32))
-    ws.create(net())
+    made = net()
+    if mode == "sleepy":
+        made.op.insert(1, op("Sleepy", ["x"], ["z"]))
+        made.external_output.append("z")
+    ws.create(made)
     for step in range(STEPS):
         ws.run("train")
         if step == 5 and world.rank == bad:
             time.sleep(0.4)
+            say(f"fails at {time.monotonic()}")
             if mode == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "stop":
@@ -52,6 +68,8 @@ def steps(world: distributed.Communicator, mode: str, bad: int) -> None:
                 sys.exit(0)
             if mode == "operator":
                 ws.feed("x", np.array([b"a"], dtype=object))
+            if mode == "sleepy":
+                ws.feed("x", np.zeros(10, np.float32))
 
 
 def reduce_other(other: np.ndarray) -> Part:
@@ -89,6 +107,10 @@ def main() -> None:
     world = distributed.init("mpi")
     is_bad = world.rank == bad
     say(f"rank {world.rank} is pid {os.getpid()}")
+    for process in mpi._monitors:
+        say(f"the monitor is pid {process.pid}")
+    for path in shared_memory():
+        say(f"it shares {path}")
     world.barrier()
     if mode == "disagree":
         # All ranks get the error of each, so they can go on together.
