@@ -22,7 +22,7 @@ from gpunet.kernels import Kernel, KernelContext, wanted_scratch
 from gpunet.memory_plan import MemoryPlan, plan
 from gpunet.options import ASYNC, GRAPH, Options
 from gpunet.schedule import Item, Lane, Schedule, copy_lane, order, schedule
-from gpunet.specs import TensorSpec
+from gpunet.specs import BlobSpec, TensorSpec
 from gpunet.storage import Storage, assign, dependencies
 from gpunet.widening import is_narrow, widened
 
@@ -64,6 +64,8 @@ class Binding:
         constants: steps that run once, before the others, and again when an entry that they read has changed.
         values: storage of each value: arrays on the host, buffers elsewhere.
         entries, finals: storage of blobs at the start and at the end, by (blob, device).
+        replaced: those of ``finals`` that a blob gets when a run has ended, with their shape and type: until
+            then it holds another one, from which the run starts.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Binding:
     values: dict[Value, Any] = field(default_factory=dict)
     entries: dict[tuple[str, Device], Any] = field(default_factory=dict)
     finals: dict[tuple[str, Device], Any] = field(default_factory=dict)
+    replaced: dict[tuple[str, Device], tuple[Any, BlobSpec]] = field(default_factory=dict)
 
 
 class Memory:
@@ -106,6 +109,7 @@ def bind(program: Program, compiled: Compiled) -> Binding:
     for value in compiled.graph.entries:
         result.values[value] = _entry(workspace, value)
         result.entries[value.name, value.device] = result.values[value]
+    before = {value.name: value.spec for value in compiled.graph.entries}
     arenas = {}
     for device, size in compiled.memory.arenas.items():
         with _asked_by(*_largest(compiled, device, size)):
@@ -113,11 +117,16 @@ def bind(program: Program, compiled: Compiled) -> Binding:
     for node in compiled.graph.nodes:
         for index, value in enumerate(node.outputs):
             with _asked_by(node, f"output {value.name!r} ({value.spec})"):
-                result.values[value] = _output(workspace, node, index, result.values, compiled, arenas)
+                result.values[value] = _output(
+                    workspace, node, index, result.values, before, compiled, arenas
+                )
     for values in compiled.graph.finals.values():
         for value in values:
             if compiled.places[value].blob:
-                result.finals[value.name, value.device] = result.values[value]
+                key = value.name, value.device
+                result.finals[key] = result.values[value]
+                if before.get(value.name, value.spec) != value.spec:
+                    result.replaced[key] = result.values[value], value.spec
     constants = [node for node in compiled.graph.nodes if node.constant]
     once = order(constants, [Lane(node.device) for node in constants], [set() for _ in constants])
     result.constants = _make_steps(program, once.items, result.values)
@@ -161,6 +170,7 @@ def _output(
     node: Node,
     index: int,
     values: Mapping[Value, Any],
+    before: Mapping[str, BlobSpec],
     compiled: Compiled,
     arenas: Mapping[Device, Any],
 ) -> Any:
@@ -168,18 +178,20 @@ def _output(
     spec, storage = value.spec, compiled.places[value]
     if not isinstance(spec, TensorSpec):
         raise KernelError(f"output {value.name!r} is {spec}, wanted a tensor").locate(node.where)
+    # The blob keeps what the run starts from until it has ended.
+    replaces = before.get(storage.blob, spec) != spec
     if source is None:
-        if storage.blob:
+        if storage.blob and not replaces:
             return workspace.allocate(value.name, spec, value.device)
         if spec.dtype.hasobject:
             return np.full(spec.shape, b"", dtype=object)
-        if storage.constant:
+        if storage.constant or replaces:
             return _own_memory(value, spec)
         return view(arenas[value.device], compiled.memory.offsets[storage], spec, value.name)
     found = values[source]
     if (found.shape, found.dtype) != (spec.shape, spec.dtype):
         found = _part(found, node.offsets.get(index, 0), spec, value.name)
-        if storage.blob:
+        if storage.blob and not replaces:
             workspace.set_storage(storage.blob, found, spec, value.device)
     return found
 

@@ -251,6 +251,8 @@ class StaticSegment(Segment):
             if error.node is None or not isinstance(error.error, Exception):
                 raise error.error from None
             blame(error.error, error.node.where)
+        for (name, device), (storage, found) in self.binding.replaced.items():
+            self.program.workspace.set_storage(name, storage, found, device)
         for blob, spec, valid in self._finals:
             blob.commit(spec, valid)
 
@@ -331,9 +333,12 @@ class StaticSegment(Segment):
                 workspace.hide(name, self.program.name)
         if workspace.device == CPU:
             # Nothing can go stale between runs, so this is said once.
+            later = {name for name, _ in binding.replaced}
             for blob, spec, valid in committed:
-                blob.commit(spec, valid)
-            self._entries, self._finals = [], [entry for entry in committed if entry[0].watched]
+                if blob.name not in later:
+                    blob.commit(spec, valid)
+            self._entries = []
+            self._finals = [entry for entry in committed if entry[0].watched or entry[0].name in later]
         else:
             self._entries = [
                 (workspace.blob(name), device, storage) for (name, device), storage in binding.entries.items()

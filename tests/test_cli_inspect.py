@@ -18,6 +18,7 @@ from gpunet.profiler import Peak
 from gpunet.proto import NetDef
 from gpunet.races import Access, Race, Record
 from gpunet.serialization import save
+from tests.sim_kernels import needs_compiler
 
 
 def invoke(*arguments, code=0):
@@ -221,8 +222,68 @@ def test_detect_nan_on_every_command_that_runs_a_net(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("time", ["--iterations", 1]),
+        ("explain", []),
+        ("draw", ["--out", "{}/n.svg"]),
+        ("check-races", []),
+        pytest.param("check-races", ["--recorded"], marks=needs_compiler),
+    ],
+)
+def test_detect_nan_where_a_command_runs_a_part_of_a_net(tmp_path, command, options):
+    """What comes before an operator whose shapes depend on data has to run to know what comes behind it."""
+    ops = [
+        make_operator("Sub", ["x", "x"], ["zero"]),
+        make_operator("Log", ["zero"], ["l"]),
+        make_operator("NumpyTile", ["l", "r"], ["t"]),
+        make_operator("Tanh", ["t"], ["y"]),
+    ]
+    save(tmp_path / "n.pb", NetDef(name="n", op=ops, external_input=["x", "r"], external_output=["y"]))
+    given = [command, tmp_path / "n.pb", "--input", "x=4x3", "--input", "r=2:int32"]
+    given += ["--without", "fusion", "--device", "sim:0" if "--recorded" in options else "cpu"]
+    given += [str(option).format(tmp_path) for option in options]
+    invoke(*given)
+    shown = invoke(*given, "--detect-nan", code=1).stderr
+    assert "error: [Log] op 1 'l' in net 'n': output Y 'l' (float32 4x3) has 12 of 12 elements" in shown
+
+
+def test_no_nan_is_looked_for_in_a_recorded_run():
+    """And what was copied to look for it is no part of what is recorded."""
+    if toolchain.find() is None:
+        pytest.skip(toolchain.MISSING)
+    given = ["check-races", "zoo:mlp", "--batch-size", 2, "--recorded", "--runs", 1]
+    pieces = [int(invoke(*given, *more).stdout.split()[0]) for more in ([], ["--detect-nan"])]
+    # Its second run has the fed blobs on the device already.
+    assert pieces[1] <= pieces[0]
+
+
+@pytest.mark.parametrize("command", ["info", "time", "explain", "draw", "check-races"])
+def test_commands_take_nets_in_the_same_ways(saved, file, tmp_path, command):
+    options = [] if command == "info" else ["--device", "cpu"]
+    options += ["--out", tmp_path / "n.svg"] if command == "draw" else []
+    invoke(command, "zoo:mlp", "--batch-size", 2, *options)
+    invoke(command, saved, "--input", "data=3x1x4x4", *options)
+    invoke(command, file, "--input", "x=4x3", "--input", "i=4:int32", *options)
+
+
+def test_info_of_a_model_of_the_zoo():
+    shown = " ".join(invoke("info", "zoo:mlp", "--batch-size", 2).stdout.split())
+    assert "inputs: data (float32 2x1x8x8), label (int32 2)" in shown
+    assert "outputs: loss, accuracy" in shown
+    assert "MomentumSGDUpdate" in shown
+
+
+def test_info_of_a_net_alone_knows_what_it_is_told(file):
+    shown = " ".join(invoke("info", file, "--input", "x=4x3").stdout.split())
+    assert "inputs: x (float32 4x3), i outputs: y, l" in shown
+    assert "peak memory: not known without the shapes" in shown
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
+        (["zoo:mlp", "--keep", "lost"], 1, "net 'mlp' cannot keep 'lost': none of its operators reads or"),
         (["zoo:lenett"], 1, "there is no model 'lenett'"),
         (["nowhere"], 1, "there is no such model"),
         (["zoo:mlp", "--input", "data=ax2"], 2, "wanted NAME=SHAPE like data=1x3x224x224"),

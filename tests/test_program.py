@@ -17,8 +17,9 @@ from gpunet.errors import (
     ShapeError,
 )
 from gpunet.observers import observe
-from gpunet.proto import NetDef
+from gpunet.proto import PROTO_CPU, NetDef
 from tests.nets import op
+from tests.sim_kernels import needs_compiler
 
 
 @pytest.fixture
@@ -94,6 +95,53 @@ def test_in_place_reshape_starts_from_the_new_shape_next_time(ws):
     ws.run("n")
     assert ws.fetch("old").tolist() == [3, 2]
     np.testing.assert_array_equal(ws.fetch("x").ravel(), np.arange(6))
+
+
+def test_a_blob_that_changes_its_shape_keeps_its_value_until_a_run_has_ended(ws):
+    """It is read, and then made again with more elements."""
+    x = np.arange(4, dtype=np.float32)
+    ws.feed("x", x)
+    ws.feed("bad", np.array([3], np.int32))
+    ops = [
+        op("Sqr", "x", "h"),
+        op("LabelCrossEntropy", "p bad", "l"),
+        op("Concat", "h h", "x parts", axis=0),
+        op("Scale", "x", "y", scale=2.0),
+    ]
+    ws.feed("p", np.ones((1, 2), np.float32))
+    ws.create(NetDef(name="n", op=ops))
+    for _ in range(2):
+        with pytest.raises(KernelError, match="label 0 is 3"):
+            ws.run("n")
+        np.testing.assert_array_equal(ws.fetch("x"), x)
+    ws.program("n").prepare()
+    np.testing.assert_array_equal(ws.fetch("x"), x)
+    ws.feed("bad", np.array([1], np.int32))
+    for size in (8, 16):
+        x = np.concatenate([x**2] * 2)
+        ws.run("n")
+        assert x.size == size
+        np.testing.assert_array_equal(ws.fetch("x"), x)
+        np.testing.assert_array_equal(ws.fetch("y"), 2 * x)
+
+
+@needs_compiler
+@pytest.mark.parametrize("engine", ["simple", "async_scheduling", "graph"])
+def test_a_blob_is_read_on_one_device_and_made_anew_on_another(engine):
+    """What is on the host goes to the device before the host has the new value."""
+    ws = gpunet.Workspace("sim:0")
+    ops = [op("Flatten", "x", "y"), op("Softmax", "z", "x", axis=1)]
+    ops[1].device_option.device_type = PROTO_CPU
+    ws.create(NetDef(name="n", op=ops, external_input=["x", "z"]), engine=engine)
+    for size in (2, 7):
+        x = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+        ws.feed("x", x)
+        ws.feed("z", np.zeros((2, 2), np.float32))
+        for _ in range(2):
+            ws.run("n")
+            np.testing.assert_array_equal(ws.fetch("y"), x)
+            np.testing.assert_array_equal(ws.fetch("x"), np.full((2, 2), 0.5))
+            x = np.full((2, 2), 0.5, np.float32)
 
 
 def test_a_blob_written_twice_holds_the_last_value(ws):
@@ -311,3 +359,19 @@ def test_unknown_arguments_are_ignored(ws):
 def test_a_text_is_not_taken_for_a_list_of_its_letters(ws, option):
     with pytest.raises(NetError, match=f"net 'n': {option} is the text 'y', wanted names, as \\['y'\\]"):
         ws.create(NetDef(name="n", op=[op("Relu", "x", "y")]), **{option: "y"})
+
+
+def test_only_blobs_that_there_are_can_be_kept(ws):
+    """A name that is mistyped would else be missed after the run."""
+    net = NetDef(name="n", op=[op("Relu", "x", "hidden"), op("Tanh", "hidden", "y")])
+    with pytest.raises(
+        NetError,
+        match=r"net 'n' cannot keep 'hiden': none of its operators reads or writes such a blob, wanted one "
+        r"of its 3 blobs, as 'hidden'$",
+    ):
+        ws.create(net, keep=["y", "hiden"])
+    with pytest.raises(NetError, match=r"cannot keep '': .*, as 'hidden', 'x', 'y'$"):
+        ws.create(net, keep=[""])
+    with pytest.raises(NetError, match=r"wanted one of its 0 blobs$"):
+        ws.create(NetDef(name="empty"), keep=["y"])
+    ws.create(net, keep=["x", "hidden"])

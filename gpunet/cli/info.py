@@ -8,29 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunet.cli import Command
-from gpunet.cli.nets import input_specs, load_files
+from gpunet.cli.nets import LoadedNet, load_net, net_argument
 
 if TYPE_CHECKING:
     from gpunet.analysis import NetCost
-    from gpunet.export import LoadedModel
-    from gpunet.specs import TensorSpec
 
 
 @click.command(cls=Command)
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples a run.")
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=SHAPE[:TYPE]",
-    help="Shape of an input, like data=1x3x224x224, where the model does not tell it.",
-)
-def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
-    """Describe a saved model.
+@net_argument
+def command(net: str, inputs: tuple[str, ...], batch_size: int | None) -> None:
+    """Describe NET: its operators, parameters, FLOPs and memory.
 
-    MODEL is a folder or a predict net. Peak memory is the largest sum of the tensors that are needed at the
-    same time, and of the parameters.
+    NET is the folder of a saved model, a file with a net, or zoo:MODEL. Peak memory is the largest sum of the
+    tensors that are needed at the same time, and of the parameters.
     """
     from rich.console import Console
     from rich.table import Table
@@ -39,14 +29,15 @@ def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
     from gpunet.inference import infer
     from gpunet.specs import TensorSpec
 
-    loaded, note = load_files(model)
-    parameters = {name: TensorSpec(*known) for name, known in infer(loaded.init_net, {}).items()}
-    parameters = {name: parameters[name] for name in loaded.predict_net.external_input if name in parameters}
-    specs = input_specs(loaded, inputs, batch_size)
-    for name in loaded.inputs:
-        parameters.pop(name, None)
-    cost = net_cost(loaded.predict_net, specs, parameters)
-    table = Table(title=f"{loaded.predict_net.name or loaded.path.stem}: {len(cost.operators)} operators")
+    loaded = load_net(net, inputs, batch_size, runs=False)
+    made = infer(loaded.init_net, {})
+    parameters = {
+        name: TensorSpec(*made[name])
+        for name in loaded.net.external_input
+        if name in made and name in loaded.parameters
+    }
+    cost = net_cost(loaded.net, loaded.inputs, parameters)
+    table = Table(title=f"{loaded.net.name or Path(net).stem}: {len(cost.operators)} operators")
     table.add_column("operator", no_wrap=True)
     table.add_column("output", overflow="fold")
     table.add_column("shape", overflow="fold")
@@ -57,18 +48,18 @@ def command(model: Path, batch_size: int, inputs: tuple[str, ...]) -> None:
         table.add_row(operator.op.type, ", ".join(operator.op.outputs[:1]), shape, flops)
     console = Console()
     console.print(table)
-    for name, text in _totals(loaded, cost, specs):
+    for name, text in _totals(loaded, cost):
         click.echo(f"{name + ':':18}{text}")
-    if note:
-        click.echo(note)
+    if loaded.remark:
+        click.echo(loaded.remark)
 
 
-def _totals(model: LoadedModel, cost: NetCost, specs: dict[str, TensorSpec]) -> list[tuple[str, str]]:
-    inputs = ", ".join(f"{name} ({specs[name]})" if name in specs else name for name in model.inputs)
+def _totals(net: LoadedNet, cost: NetCost) -> list[tuple[str, str]]:
+    inputs = ", ".join([*(f"{name} ({known})" for name, known in net.inputs.items()), *net.unknown])
     unknown = "not known without the shapes of all inputs and parameters"
     return [
         ("inputs", inputs or "none"),
-        ("outputs", ", ".join(model.outputs)),
+        ("outputs", ", ".join(net.outputs) or "none"),
         (
             "parameters",
             f"{cost.parameter_count:,} in {len(cost.parameters)} blobs, {_bytes(cost.parameter_bytes)}",

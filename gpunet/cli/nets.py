@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -40,17 +40,23 @@ class LoadedNet:
         init_net: makes the parameters; may be empty.
         inputs: shape and type of what is to be fed.
         keep: blobs that the net keeps; ``None`` for what it says itself.
+        outputs: what it is run for.
+        unknown: inputs whose shape is not known.
+        remark: a sentence where parameters are missing, else nothing.
     """
 
     net: NetDef
     init_net: NetDef
     inputs: Mapping[str, TensorSpec] = field(default_factory=dict)
     keep: Collection[str] | None = None
+    outputs: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+    remark: str = ""
 
     @property
     def parameters(self) -> set[str]:
         """What the net reads and is not fed."""
-        return set(self.net.external_input).difference(self.inputs)
+        return set(self.net.external_input).difference(self.inputs, self.unknown)
 
     def create(
         self,
@@ -62,13 +68,16 @@ class LoadedNet:
         streams: int | None = None,
         without: Collection[str] = (),
         keep: Collection[str] = (),
+        detect_nan: bool = False,
     ) -> tuple[Workspace, Program]:
         """A workspace with the parameters, with inputs of made up values, and with the net.
 
-        Floats are drawn from 0 to 1, whole numbers are 0: a label or an index that always exists.
+        Floats are drawn from 0 to 1, whole numbers are 0: a label or an index that always exists. With
+        ``detect_nan`` its runs stop at the first output with a NaN or an infinity.
         """
         import numpy as np
 
+        from gpunet import nan_check
         from gpunet.dtypes import is_float
         from gpunet.workspace import Workspace
 
@@ -88,10 +97,14 @@ class LoadedNet:
             keep=[*keep] or self.keep,
             without=without,
         )
+        if detect_nan:
+            nan_check.watch(workspace)
         return workspace, workspace.program(name)
 
 
-def load_net(name: str, inputs: Sequence[str] = (), batch_size: int | None = None) -> LoadedNet:
+def load_net(
+    name: str, inputs: Sequence[str] = (), batch_size: int | None = None, *, runs: bool = True
+) -> LoadedNet:
     """The net that an argument of the command line names.
 
     Args:
@@ -99,6 +112,7 @@ def load_net(name: str, inputs: Sequence[str] = (), batch_size: int | None = Non
             model of the zoo with its gradients and updates.
         inputs: options ``--input``.
         batch_size: samples a run; by default what the model says.
+        runs: whether it is to run, which needs the shapes of all inputs.
 
     Raises:
         FormatError, OSError, ZooError: there is no such net.
@@ -106,17 +120,18 @@ def load_net(name: str, inputs: Sequence[str] = (), batch_size: int | None = Non
     """
     if name.startswith(ZOO):
         found = _zoo_net(name.removeprefix(ZOO), batch_size)
-        specs = {**found.inputs, **parse_inputs(inputs, list(found.inputs))}
-        return LoadedNet(found.net, found.init_net, specs, found.keep)
-    model, _ = load_files(Path(name))
-    specs = input_specs(model, inputs, batch_size)
+        return replace(found, inputs={**found.inputs, **_parse_inputs(inputs, list(found.inputs))})
+    model, remark = _load_files(Path(name))
+    specs = _input_specs(model, inputs, batch_size)
     unknown = [blob for blob in model.inputs if blob not in specs]
-    if unknown:
+    if unknown and runs:
         raise click.BadParameter(
             f"the shape of input {unknown[0]!r} is not known, wanted --input {unknown[0]}=SHAPE",
             param_hint="--input",
         )
-    return LoadedNet(model.predict_net, model.init_net, specs)
+    return LoadedNet(
+        model.predict_net, model.init_net, specs, outputs=model.outputs, unknown=unknown, remark=remark
+    )
 
 
 def _zoo_net(name: str, batch_size: int | None) -> LoadedNet:
@@ -138,10 +153,11 @@ def _zoo_net(name: str, batch_size: int | None) -> LoadedNet:
         known = model.specs[blob]
         if isinstance(known, TensorSpec):
             specs[blob] = known.with_shape(batch_size or recipe.batch_size, *known.shape[1:])
-    return LoadedNet(model.net.proto, model.init_net.proto, specs, ["loss", "accuracy"])
+    outputs = ["loss", "accuracy"]
+    return LoadedNet(model.net.proto, model.init_net.proto, specs, outputs, outputs)
 
 
-def load_files(path: Path) -> tuple[LoadedModel, str]:
+def _load_files(path: Path) -> tuple[LoadedModel, str]:
     """A model, and a remark where its parameters are missing."""
     from gpunet.errors import FormatError
     from gpunet.export import load_model
@@ -157,7 +173,7 @@ def load_files(path: Path) -> tuple[LoadedModel, str]:
         return predict_only, UNKNOWN_INIT_NET
 
 
-def input_specs(model: LoadedModel, given: Sequence[str], batch_size: int | None) -> dict[str, TensorSpec]:
+def _input_specs(model: LoadedModel, given: Sequence[str], batch_size: int | None) -> dict[str, TensorSpec]:
     """Shapes and types of inputs: what is given, else what the model tells, with another batch size."""
     from gpunet.specs import TensorSpec
 
@@ -165,11 +181,11 @@ def input_specs(model: LoadedModel, given: Sequence[str], batch_size: int | None
     for name, known in model.value_info.items():
         shape = (batch_size or known.shape[0], *known.shape[1:]) if known.rank else ()
         specs[name] = TensorSpec(shape, known.dtype)
-    specs.update(parse_inputs(given, model.inputs, list(model.predict_net.external_input)))
+    specs.update(_parse_inputs(given, model.inputs, list(model.predict_net.external_input)))
     return specs
 
 
-def parse_inputs(
+def _parse_inputs(
     given: Sequence[str], inputs: Sequence[str], allowed: Sequence[str] | None = None
 ) -> dict[str, TensorSpec]:
     """Options ``--input NAME=SHAPE[:TYPE]`` as specs.
@@ -204,7 +220,7 @@ def parse_inputs(
     return specs
 
 
-_OPTIONS: Final = (
+_NET: Final = (
     click.argument("net"),
     click.option(
         "--input",
@@ -214,13 +230,28 @@ _OPTIONS: Final = (
         help="Shape and type of an input, like data=1x3x224x224, where the model does not tell it.",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples a run."),
+)
+#: Of every command that runs a net.
+detect_nan_option: Final = click.option(
+    "--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity (slow)."
+)
+_OPTIONS: Final = (
+    *_NET,
     click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto."),
     click.option("--engine", help="simple, async_scheduling, graph, or a net type of Caffe2."),
     click.option("--workers", type=click.IntRange(min=1), metavar="N", help="CPU threads of the engine."),
     click.option("--streams", type=click.IntRange(min=1), metavar="N", help="Streams on a GPU."),
     click.option("--without", multiple=True, metavar="PASS", help="Switch a pass off; several times."),
     click.option("--keep", multiple=True, metavar="BLOB", help="Keep a blob after a run; several times."),
+    detect_nan_option,
 )
+
+
+def net_argument(function: F) -> F:
+    """Adds the argument NET, and the options that :func:`load_net` takes, to a command."""
+    for option in reversed(_NET):
+        function = option(function)
+    return function
 
 
 def net_options(function: F) -> F:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunet.cli import Command
+from gpunet.cli.nets import detect_nan_option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="IMAGE_OR_NPY...")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Classes to print.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda:N, sim:N, or auto.")
-@click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity.")
+@detect_nan_option
 def command(model: Path, images: tuple[Path, ...], top: int, device: str, detect_nan: bool) -> None:
     """Print the most probable classes of images.
 

@@ -39,7 +39,6 @@ _SORTS: Final = ("time", "order", "flops", "bytes", "type")
     help="Draw the use of memory (PNG; needs matplotlib).",
 )
 @click.option("--nvtx", is_flag=True, help="Put NVTX ranges around operators (needs CuPy).")
-@click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity.")
 def command(
     net: str,
     iterations: int,
@@ -48,7 +47,6 @@ def command(
     trace: Path | None,
     memory: Path | None,
     nvtx: bool,
-    detect_nan: bool,
     **options: Any,
 ) -> None:
     """Time NET, and each of its operators.
@@ -59,7 +57,6 @@ def command(
     """
     from rich.console import Console
 
-    from gpunet import nan_check
     from gpunet.observers import attach
     from gpunet.profiler import nvtx_ranges, profile
     from gpunet.timeline import save_memory, save_trace
@@ -70,8 +67,6 @@ def command(
     _, workspace, program = created(net, **options)
     if nvtx:
         attach(program, nvtx_ranges())
-    if detect_nan:
-        nan_check.watch(workspace)
     found = profile(workspace, program.name, iterations, warmup)
     console = Console(highlight=False)
     if not console.is_terminal:

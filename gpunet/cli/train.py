@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunet.cli import Command
+from gpunet.cli.nets import detect_nan_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +126,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps between checks that all ranks have the same parameters; 0 for none.",
 )
-@click.option("--detect-nan", is_flag=True, help="Stop at the first output with NaN or infinity (slow).")
+@detect_nan_option
 def command(
     model: str,
     data: str | None,
