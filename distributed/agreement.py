@@ -1,9 +1,10 @@
-"""Whether all ranks are about to run the same net on tensors of the same shapes and types."""
+"""Whether all ranks are about to run the same net, on tensors of the same kinds, in the same way."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.failure import CollectiveError
@@ -52,8 +53,30 @@ def check_same_graph(
         if name is None:
             told = communicator.all_gather_object(repr(definition.name))
             what = "the name of the net"
-    others = "; ".join(f"rank {r} has {text}" for r, text in enumerate(told) if r and text != told[0])
-    raise CollectiveError(
+    raise _disagreement(what, told)
+
+
+def check_same_settings(communicator: Communicator, settings: Mapping[str, Any]) -> None:
+    """Compares numbers and words that a run depends on with those of all other ranks.
+
+    Args:
+        communicator: the ranks; all of them call this.
+        settings: by name; anything that JSON can say.
+
+    Raises:
+        CollectiveError: on all ranks, with the first setting that differs and what ranks have.
+    """
+    found = communicator.all_gather_object(dict(settings))
+    for name in sorted(set().union(*found)):
+        told = [repr(there[name]) if name in there else "none" for there in found]
+        if len(set(told)) > 1:
+            raise _disagreement(f"setting {name!r}", told)
+
+
+def _disagreement(what: str, told: Sequence[str]) -> CollectiveError:
+    """The error of ranks that have different things, with those that differ from the first."""
+    others = "; ".join(f"rank {r} has {text}" for r, text in enumerate(told) if text != told[0])
+    return CollectiveError(
         f"{what} is not the same on all ranks: rank 0 has {told[0]}; {others}; wanted the same model, "
         "settings and versions everywhere"
     )

@@ -12,10 +12,13 @@ from typing import Any, Final
 import numpy as np
 
 from gpunet.definitions import make_operator
+from gpunet.distributed import world
+from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression
 from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, GradientError
 from gpunet.model import Model, Parameter
+from gpunet.optimizers import ITERATION
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import TensorSpec
 
@@ -49,6 +52,73 @@ def bucket_sizes(model: Model, bucket_bytes: int | None, first_bytes: int | None
 def end_of_backward(operators: Sequence[OperatorDef]) -> int:
     """Position of the last operator that makes gradients: what scales them back comes behind."""
     return next((i for i, op in enumerate(operators) if op.type == UNSCALE), len(operators)) - 1
+
+
+class Reductions:
+    """The operators that let ranks share the gradients of a model, on their way into its net.
+
+    Args:
+        model: has its gradients.
+        communicator: the ranks; :func:`gpunet.distributed.world` by default.
+        bucket_bytes: see :func:`bucket_sizes`.
+        first_bucket_bytes: the same.
+        accumulate: whether there will be micro-batches.
+
+    Raises:
+        GradientError: the model has an optimizer already.
+        ArgumentError: a number that makes no sense.
+
+    Attributes:
+        communicator: the ranks.
+        operators: the net as it was.
+        end: the position of the last operator that makes gradients.
+        writer: of the operators of buckets.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        communicator: Communicator | None,
+        bucket_bytes: int | None,
+        first_bucket_bytes: int | None,
+        *,
+        accumulate: bool,
+    ) -> None:
+        if model.net.makes(ITERATION):
+            raise GradientError(
+                f"model {model.name!r} has an optimizer already, wanted its gradients reduced before one is "
+                "applied"
+            )
+        self._model, self._accumulate = model, accumulate
+        self._sizes = bucket_sizes(model, bucket_bytes, first_bucket_bytes)
+        self.communicator = world() if communicator is None else communicator
+        add_weight(model, self.communicator.size)
+        self.operators = list(model.net.proto.op)
+        self.end = end_of_backward(self.operators)
+        self.writer = BucketWriter(model, accumulate=accumulate)
+        self._inserted: dict[int, list[OperatorDef]] = {}
+
+    def fill(
+        self, parameters: Sequence[Parameter], name: str = "gradient_bucket"
+    ) -> list[tuple[Bucket, int]]:
+        """Buckets of the parameters' gradients, and where each is full (:func:`fill_buckets`)."""
+        found = fill_buckets(self._model, parameters, self.operators[: self.end + 1], *self._sizes, name)
+        return list(zip(*found, strict=True))
+
+    def insert(self, position: int, operators: Sequence[OperatorDef]) -> None:
+        """Puts operators behind a position, and behind those that were put there before."""
+        self._inserted.setdefault(position, []).extend(operators)
+
+    def add_metrics(self, metrics: Sequence[str]) -> None:
+        """Reduces metrics as early as nothing waits for them (:func:`add_metrics`)."""
+        add_metrics(self._model, metrics, self.operators[: self.end + 1], self.writer, self._inserted)
+
+    def finish(self) -> NetDef | None:
+        """Rewrites the model's net; returns that of micro-batches, where there are any."""
+        self._model.insert_operators(self._inserted)
+        if not self._accumulate:
+            return None
+        return make_micro_net(self._model, self.operators[: self.end + 1], self.writer)
 
 
 def add_weight(model: Model, size: int) -> str:

@@ -29,18 +29,8 @@ import numpy as np
 from gpunet.blobs import spec_of
 from gpunet.definitions import make_operator
 from gpunet.distributed import world
-from gpunet.distributed.agreement import check_same_graph
-from gpunet.distributed.buckets import (
-    UNSCALE,
-    WEIGHT,
-    BucketWriter,
-    add_metrics,
-    add_weight,
-    bucket_sizes,
-    end_of_backward,
-    fill_buckets,
-    make_micro_net,
-)
+from gpunet.distributed.agreement import check_same_graph, check_same_settings
+from gpunet.distributed.buckets import UNSCALE, WEIGHT, Reductions, add_weight
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression, compressor
 from gpunet.errors import ArgumentError, GradientError, KernelError
@@ -199,6 +189,12 @@ class DataParallel:
                 self._communicator.broadcast(value, 0)
                 workspace.feed(name, value)
 
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raises :class:`gpunet.distributed.CollectiveError` unless all ranks have the same settings: what a
+        run depends on and its nets do not tell, as the size of batches, by name.
+        """
+        check_same_settings(self._communicator, settings)
+
     def set_weight(self, workspace: Workspace, samples: int, total: int) -> None:
         """Says how many of the samples of a step this rank, or its next micro-batch, has.
 
@@ -308,43 +304,32 @@ def parallelize(
         GradientError: the model has no gradients yet, or an optimizer already.
         ArgumentError: a number that makes no sense, or an unknown compression.
     """
-    from gpunet.optimizers import ITERATION
-
-    sizes = bucket_sizes(model, bucket_bytes, first_bucket_bytes)
-    if model.net.makes(ITERATION):
-        raise GradientError(
-            f"model {model.name!r} has an optimizer already, wanted parallelize before its apply"
-        )
     if all(p.gradient is None for p in model.params):
         raise GradientError(
             f"no parameter of model {model.name!r} has a gradient, wanted model.add_gradients(loss) before "
             "parallelize"
         )
-    ranks = world() if communicator is None else communicator
     chosen = compressor(compression)
-    add_weight(model, ranks.size)
-    operators = list(model.net.proto.op)
-    end = end_of_backward(operators)
-    buckets, positions = fill_buckets(model, model.params, operators[: end + 1], *sizes)
-    writer = BucketWriter(model, accumulate=accumulate)
-    inserted: dict[int, list[OperatorDef]] = {}
-    for bucket, position in zip(buckets, positions, strict=True):
-        inserted.setdefault(position, []).extend(writer.reduce(bucket, chosen))
-    last = inserted.setdefault(end, [])
-    add_metrics(model, metrics, operators[: end + 1], writer, inserted)
+    reductions = Reductions(model, communicator, bucket_bytes, first_bucket_bytes, accumulate=accumulate)
+    writer, end = reductions.writer, reductions.end
+    buckets = []
+    for bucket, position in reductions.fill(model.params):
+        buckets.append(bucket)
+        reductions.insert(position, writer.reduce(bucket, chosen))
+    reductions.add_metrics(metrics)
     for parameter in model.params:
         if isinstance(parameter.gradient, GradientSlice):
             if accumulate:
                 raise GradientError(
                     f"the gradient of {parameter.name!r} is sparse, wanted dense ones with accumulate"
                 )
-            last.append(_gather_slices(parameter.gradient))
-            parameter.gradient = GradientSlice(*last[-1].output)
-    if chosen.overflows and end == len(operators) - 1 and buckets:
-        last.extend(_skip_overflow(model, buckets))
-    model.insert_operators(inserted)
-    micro_net = make_micro_net(model, operators[: end + 1], writer) if accumulate else None
-    return DataParallel(model, buckets, chosen, ranks, writer.shared, micro_net)
+            gather = _gather_slices(parameter.gradient)
+            reductions.insert(end, [gather])
+            parameter.gradient = GradientSlice(*gather.output)
+    if chosen.overflows and end == len(reductions.operators) - 1 and buckets:
+        reductions.insert(end, _skip_overflow(model, buckets))
+    micro_net = reductions.finish()
+    return DataParallel(model, buckets, chosen, reductions.communicator, writer.shared, micro_net)
 
 
 def synchronize_batch_norm(model: Model, communicator: Communicator | None = None) -> None:

@@ -19,24 +19,14 @@ import numpy as np
 
 from gpunet import mixed_precision
 from gpunet.definitions import make_operator
-from gpunet.distributed import world
-from gpunet.distributed.buckets import (
-    UNSCALE,
-    BucketWriter,
-    add_metrics,
-    add_weight,
-    bucket_sizes,
-    end_of_backward,
-    fill_buckets,
-    make_micro_net,
-)
+from gpunet.distributed.buckets import UNSCALE, Reductions
 from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, NoCompression
 from gpunet.distributed.data_parallel import DataParallel
 from gpunet.errors import ArgumentError, CheckpointError, GradientError
 from gpunet.large_batch import LAMB, LARS
 from gpunet.model import Model, Parameter
-from gpunet.optimizers import ITERATION, SGD, Adadelta, Adagrad, Adam, Optimizer, RmsProp
+from gpunet.optimizers import SGD, Adadelta, Adagrad, Adam, Optimizer, RmsProp
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.workspace import Workspace
 
@@ -219,8 +209,6 @@ def shard_optimizer(
             f"the state of {type(optimizer).__name__} cannot be shared between ranks, wanted one of "
             f"{', '.join(kind.__name__ for kind in SHARED)}"
         )
-    if model.net.makes(ITERATION):
-        raise GradientError(f"model {model.name!r} has an optimizer already, wanted none")
     owners = {p.gradient: p for p in model.params if isinstance(p.gradient, str)}
     used = [p for p in model.params if p.gradient is not None]
     if not used or len(owners) != len(used):
@@ -228,30 +216,24 @@ def shard_optimizer(
             f"model {model.name!r} has {len(used)} parameters with gradients and {len(owners)} dense "
             "gradients, wanted a dense one of its own for each, and at least one"
         )
-    sizes = bucket_sizes(model, bucket_bytes, bucket_bytes)
-    ranks = world() if communicator is None else communicator
-    add_weight(model, ranks.size)
-    operators = list(model.net.proto.op)
-    end = end_of_backward(operators)
-    writer = BucketWriter(model, accumulate=accumulate)
-    inserted: dict[int, list[OperatorDef]] = {}
+    reductions = Reductions(model, communicator, bucket_bytes, bucket_bytes, accumulate=accumulate)
+    ranks = reductions.communicator
     shards: list[tuple[_Shard, bool]] = []
     for decay in (True, False):
         chosen = [p for p in used if p.decay == decay]
         name = f"shard_{'decayed' if decay else 'plain'}"
-        found = fill_buckets(model, chosen, operators[: end + 1], *sizes, name)
-        for bucket, position in zip(*found, strict=True):
+        for bucket, position in reductions.fill(chosen, name):
             shard, padded = _make_shard(model, bucket, owners, ranks.size)
             shards.append((shard, decay))
-            inserted.setdefault(position, []).extend(writer.scatter(padded))
-    add_metrics(model, metrics, operators[: end + 1], writer, inserted)
-    if end < len(operators) - 1:
-        _unscale_parts(operators[end + 1], [shard for shard, _ in shards])
+            reductions.insert(position, reductions.writer.scatter(padded))
+    reductions.add_metrics(metrics)
+    behind = reductions.end + 1
+    if behind < len(reductions.operators):
+        _unscale_parts(reductions.operators[behind], [shard for shard, _ in shards])
         # Each rank has seen other elements.
         finite = mixed_precision.FINITE
-        inserted.setdefault(end + 1, []).append(make_operator("Allreduce", [finite], [finite], op="min"))
-    model.insert_operators(inserted)
-    micro_net = make_micro_net(model, operators[: end + 1], writer) if accumulate else None
+        reductions.insert(behind, [make_operator("Allreduce", [finite], [finite], op="min")])
+    micro_net = reductions.finish()
     made = _update_parts(model, optimizer, shards)
     for shard in made:
         whole = f"{shard.part}s"

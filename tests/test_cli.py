@@ -348,7 +348,7 @@ def undisturbed(tmp_path_factory):
 def test_a_run_that_was_ended_goes_on_to_the_same_weights(tmp_path, undisturbed, number, code):
     command = [*TRAIN, *OPTIONS, "--out", tmp_path]
     # Behind step 23, the second since a checkpoint, it waits for what is done to it.
-    paused = [sys.executable, "-m", "tests.distributed_workers.paused", "0", "23", *command[3:]]
+    paused = [sys.executable, "-m", "tests.distributed_workers.paused", "0", "step", "23", *command[3:]]
     env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         paused, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

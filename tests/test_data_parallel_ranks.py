@@ -157,10 +157,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return losses(folder)
 
 
-def paused(folder: Path, ranks: int, rank: int, *settings: str) -> list[str]:
-    """The command of a run of which one rank waits behind step 16 for what the test does to it."""
+def paused(folder: Path, ranks: int, place: str, *settings: str) -> list[str]:
+    """The command of a run of which one rank waits for what the test does to it: `RANK PLACE STEP`."""
     worker = "tests.distributed_workers.paused"
-    return mpi_jobs.mpirun(ranks, worker, str(rank), "16", *SETTINGS, *settings, "--out", str(folder))
+    return mpi_jobs.mpirun(ranks, worker, *place.split(), *SETTINGS, *settings, "--out", str(folder))
 
 
 def go_on(folder: Path, ranks: int) -> None:
@@ -171,9 +171,14 @@ def go_on(folder: Path, ranks: int) -> None:
     assert "going on after step" in done.output
 
 
-def test_a_killed_rank_ends_the_run_and_three_go_on(tmp_path: Path, one_process: np.ndarray) -> None:
-    job = mpi_jobs.Running(paused(tmp_path, 4, 2, "--checkpoint-every", "5", "--shard-optimizer"))
-    waits = job.wait_for(r"rank 2 waits, pid (\d+)")
+@pytest.mark.parametrize("place", ["2 step 16", "0 save 20", "0 write 20"])
+def test_a_killed_rank_ends_the_run_and_three_go_on(
+    place: str, tmp_path: Path, one_process: np.ndarray
+) -> None:
+    """Also one that is killed when parts of a checkpoint are written, or a part of its file."""
+    rank = place[0]
+    job = mpi_jobs.Running(paused(tmp_path, 4, place, "--checkpoint-every", "5", "--shard-optimizer"))
+    waits = job.wait_for(rf"rank {rank} waits, pid (\d+)")
     killed = time.monotonic()
     os.kill(int(waits[1]), signal.SIGKILL)
     done = job.end()
@@ -181,12 +186,18 @@ def test_a_killed_rank_ends_the_run_and_three_go_on(tmp_path: Path, one_process:
     assert done.status != 0
     # The monitor knows the step, however soon the launcher kills those that would have told where they wait.
     ended = (
-        r"gpunet: rank 2 of 4 on host \S+ \(pid \d+\) has ended without a word [^\n]*\bin [^\n]+, step \d+\n"
+        rf"gpunet: rank {rank} of 4 on host \S+ \(pid \d+\) has ended without a word [^\n]*\bin [^\n]+, "
+        r"step \d+\n"
     )
     assert re.search(ended, done.output), done.output
-    assert CheckpointFolder(tmp_path / "checkpoints").latest().state.step == 15
+    latest = CheckpointFolder(tmp_path / "checkpoints").latest()
+    assert latest is not None
+    assert latest.state.step == 15
     go_on(tmp_path, 3)
     np.testing.assert_allclose(losses(tmp_path), one_process, atol=1e-4)
+    # What was left half done is gone.
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert [name.endswith(".checkpoint") for name in names] == [True, True], names
 
 
 def saved_by_a_signal(job: mpi_jobs.Job, folder: Path) -> None:
@@ -201,7 +212,7 @@ def saved_by_a_signal(job: mpi_jobs.Job, folder: Path) -> None:
 
 
 def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path, one_process: np.ndarray) -> None:
-    job = mpi_jobs.Running(paused(tmp_path, 3, 1, "--checkpoint-every", "1000"))
+    job = mpi_jobs.Running(paused(tmp_path, 3, "1 step 16", "--checkpoint-every", "1000"))
     waits = job.wait_for(r"rank 1 waits, pid (\d+)")
     # Open MPI's mpirun would show nothing more, and kill the ranks soon.
     os.kill(int(waits[1]) if mpi_jobs.open_mpi() else job.process.pid, signal.SIGTERM)
@@ -213,7 +224,7 @@ def test_a_signal_saves_and_another_number_of_ranks_goes_on(tmp_path: Path, one_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_gpunet_launch_gives_time_to_save(number: signal.Signals, tmp_path: Path) -> None:
-    _, *options = paused(tmp_path, 3, 1, "--checkpoint-every", "1000")
+    _, *options = paused(tmp_path, 3, "1 step 16", "--checkpoint-every", "1000")
     words = options[options.index("-m") - 1 :]
     job = mpi_jobs.Running([sys.executable, "-m", "gpunet", "launch", "-n", "3", "--", *words])
     job.wait_for(r"rank 1 waits, pid (\d+)")

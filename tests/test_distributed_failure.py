@@ -102,6 +102,8 @@ MESSAGES = {
     "graph": f'operator 0 {NET} [Scale] x -> y (name: "scale" f: 2); '
     'rank 1 has [Scale] x -> y (name: "scale" f: 3)',
     "longer": f"operator 2 {NET} only 2 operators; rank 1 has [Relu] y -> y",
+    "setting": "setting 'batch-size' is not the same on all ranks: rank 0 has 64; rank 1 has 32; wanted",
+    "missing": "setting 'seed' is not the same on all ranks: rank 0 has 0; rank 1 has none; wanted",
     "specs": f"blob 'w' {NET} 'w' float32 3x4; rank 1 has 'w' float16 3x4",
 }
 

@@ -8,6 +8,7 @@ import pytest
 import gpunet
 from gpunet import mixed_precision
 from gpunet.data import Batches, Dataset, load_dataset
+from gpunet.distributed import CollectiveError, SingleCommunicator
 from gpunet.dtypes import bfloat16
 from gpunet.errors import ArgumentError, CheckpointError, DeviceError, ShapeError
 from gpunet.training import (
@@ -130,7 +131,9 @@ def test_divergence_ends_training_and_names_step_and_rate(tmp_path):
     assert CheckpointFolder(tmp_path).latest().state.step == len(one.history.steps)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_signal_saves_a_checkpoint_between_two_steps(tmp_path, number, code):
     settings = Settings.of("mlp", 0, epochs=20, batch_size=8)
     one = make_trainer(settings, DATA, device="cpu", checkpoints=CheckpointFolder(tmp_path))
@@ -142,6 +145,22 @@ def test_a_signal_saves_a_checkpoint_between_two_steps(tmp_path, number, code):
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
     assert CheckpointFolder(tmp_path).latest().state.step == 6
+
+
+@pytest.mark.parametrize("setting", ["batch-size", "seed", "verify-every", "data", "learning-rate"])
+def test_ranks_with_other_settings_are_named(setting, monkeypatch):
+    """Nets do not tell how many samples a batch has: ranks would weigh them wrongly, and say nothing."""
+
+    def gather(ranks, mine):
+        other = {**mine, setting: "another"} if isinstance(mine, dict) and setting in mine else mine
+        return [mine, other]
+
+    monkeypatch.setattr(SingleCommunicator, "all_gather_object", gather)
+    settings = Settings.of("mlp", 0, epochs=1, batch_size=8)
+    with pytest.raises(
+        CollectiveError, match=f"setting '{setting}' is not the same on all ranks: rank 0 has"
+    ):
+        make_trainer(settings, DATA, device="cpu", ranks=Ranks())
 
 
 def test_a_second_signal_ends_at_once():

@@ -130,6 +130,18 @@ class Trainer:
         if ranks is None:
             self._net = workspace.create(model.net, overwrite=True, keep=keep)
         else:
+            ranks.check_settings(
+                {
+                    **self._config,
+                    "epochs": epochs,
+                    "batch-size": batches.batch_size,
+                    "seed": self._seed,
+                    "micro-batches": micro_batches,
+                    "verify-every": verify_every,
+                    "checkpoint-every": None if checkpoints is None else checkpoint_every,
+                    "checkpoints": checkpoints is not None,
+                }
+            )
             ranks.start(workspace)
             # One lane computes, the other one communicates.
             self._net = workspace.create(

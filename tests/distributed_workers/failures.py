@@ -14,6 +14,7 @@ import gpunet
 from gpunet import custom, distributed
 from gpunet.definitions import make_operator as op
 from gpunet.distributed import check_same_graph, mpi
+from gpunet.distributed.agreement import check_same_settings
 from gpunet.distributed.whereabouts import shared_memory
 from gpunet.proto import NetDef
 from gpunet.specs import TensorSpec
@@ -98,6 +99,8 @@ DISAGREEMENTS: dict[str, Part] = {
     "graph": lambda world, bad: check_same_graph(world, net(3.0 if bad else 2.0)),
     "longer": lambda world, bad: check_same_graph(world, longer(bad)),
     "specs": lambda world, bad: check_same_graph(world, net(), weight("float16" if bad else "float32")),
+    "setting": lambda world, bad: check_same_settings(world, {"seed": 0, "batch-size": 32 if bad else 64}),
+    "missing": lambda world, bad: check_same_settings(world, {} if bad else {"seed": 0}),
     "none": lambda world, bad: check_same_graph(world, net(), weight("float32")),
 }
 

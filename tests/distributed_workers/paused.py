@@ -1,6 +1,8 @@
-"""A command of gpunet of which one rank waits behind a step: `paused RANK STEP COMMAND…`.
+"""A command of gpunet of which one rank waits in the middle: `paused RANK PLACE STEP COMMAND…`.
 
-It says its process id then, and goes on when it is asked to end.
+Places: `step`, behind that step; `save`, before the checkpoint of that step, when the parts of the ranks are
+written; `write`, in the middle of the file of that checkpoint. It says its process id then, and goes on when
+it is asked to end.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpunet.cli import main
 from gpunet.discovery import discover
-from gpunet.training import Trainer
+from gpunet.training import CheckpointFolder, Trainer, checkpoint
 
 
 def wait() -> None:
@@ -24,18 +27,35 @@ def wait() -> None:
         time.sleep(0.01)
 
 
-def pause(rank: int, at: int) -> None:
-    """Makes that rank wait behind that step."""
-    make_step = Trainer.make_step
+def pause(place: str, at: int) -> None:
+    """Makes this process wait there."""
+    make_step, save, write = Trainer.make_step, CheckpointFolder.save, checkpoint.write_records
 
     def make_step_and_wait(trainer: Trainer) -> Any:
         found = make_step(trainer)
-        if discover().rank == rank and found[0].step == at:
+        if place == "step" and found[0].step == at:
             wait()
         return found
 
+    def wait_and_save(folder: CheckpointFolder, state: Any, *more: Any) -> Any:
+        if place == "save" and state.step == at:
+            wait()
+        return save(folder, state, *more)
+
+    def write_half(path: Any, metadata: Any, blobs: Iterable[tuple[str, Any]]) -> None:
+        def some() -> Iterator[tuple[str, Any]]:
+            for number, blob in enumerate(blobs):
+                if place == "write" and number == 2 and metadata.get("step") == at:
+                    wait()
+                yield blob
+
+        write(path, metadata, some())
+
     Trainer.make_step = make_step_and_wait  # type: ignore[method-assign]
+    CheckpointFolder.save = wait_and_save  # type: ignore[method-assign]
+    checkpoint.write_records = write_half
 
 
-pause(int(sys.argv[1]), int(sys.argv[2]))
-main(sys.argv[3:])
+if discover().rank == int(sys.argv[1]):
+    pause(sys.argv[2], int(sys.argv[3]))
+main(sys.argv[4:])
