@@ -4,7 +4,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -243,7 +243,7 @@ class Model(Layers):
 
     def predict_net(self, outputs: str | Sequence[str]) -> NetDef:
         """The part of the forward pass that ``outputs`` need, in test mode: no dropout, running statistics in
-        batch norm.
+        batch norm, and no labels for the probabilities of a ``SoftmaxWithLoss`` whose loss is not asked for.
 
         External inputs are the model's inputs first, then parameters and statistics.
         """
@@ -251,6 +251,7 @@ class Model(Layers):
         needed, chosen = set(wanted), []
         for op in reversed(self.forward_operators()):
             if needed.intersection(op.output):
+                op = _without_loss(op, needed)
                 needed.difference_update(set(op.output) - set(op.input))
                 op = _test_mode(op)
                 needed.update(op.input)
@@ -342,6 +343,18 @@ def _drop_gradients(
         if maker.type in _OPTIONAL_LAST and maker.input[0] == blob and maker.output[-1] == gradient:
             maker.output.pop()
             del gradients[blob]
+
+
+def _without_loss(op: OperatorDef, needed: Set[str]) -> OperatorDef:
+    """The Softmax in a SoftmaxWithLoss of whose outputs only the probabilities are needed."""
+    probabilities, others = op.output[:1], op.output[1:]
+    if op.type != "SoftmaxWithLoss" or needed.isdisjoint(probabilities) or not needed.isdisjoint(others):
+        return op
+    result = OperatorDef(type="Softmax", name=op.name, input=op.input[:1], output=op.output[:1])
+    result.arg.extend(arg for arg in op.arg if arg.name in Operator(result).schema.arg_table)
+    if op.HasField("device_option"):
+        result.device_option.CopyFrom(op.device_option)
+    return result
 
 
 def _test_mode(op: OperatorDef) -> OperatorDef:

@@ -33,6 +33,7 @@ if importlib.util.find_spec("cupy") is None:
         "tests/test_cuda_backend.py::test_errors_of_cupy",
         "tests/test_cuda_backend.py::test_without_a_gpu_the_real_bindings_say_so",
         "tests/test_custom.py::test_the_example_compiles_for_gpus",
+        "tests/test_docs.py::test_examples_run[cuda-",
         "tests/test_distributed_nccl.py::",
         "tests/test_nccl_group.py::test_names_and_arguments_are_those_of_cupy",
         "tests/test_fusion.py::test_sources_compile_for_gpus",

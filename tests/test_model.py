@@ -147,8 +147,8 @@ def test_the_net_for_inference():
     model.add_gradients("loss")
     net = model.predict_net("softmax")
     types = [op.type for op in net.op]
-    assert types == ["Conv", "SpatialBN", "Relu", "MaxPool", "FC", "Dropout", "SoftmaxWithLoss"]
-    assert list(net.external_input) == ["data", "label", *model.saved_blobs()]
+    assert types == ["Conv", "SpatialBN", "Relu", "MaxPool", "FC", "Dropout", "Softmax"]
+    assert list(net.external_input) == ["data", *model.saved_blobs()]
     assert [len(op.output) for op in net.op if op.type in ("SpatialBN", "Dropout")] == [1, 1]
     ws = fed(model)
     before = ws.fetch("bn_rm")
@@ -160,6 +160,33 @@ def test_the_net_for_inference():
     np.testing.assert_array_equal(before, ws.fetch("bn_rm"))
     with pytest.raises(NetError, match="no operator that makes 'nope'"):
         model.predict_net("nope")
+
+
+@pytest.mark.parametrize("axis", [None, 2])
+def test_probabilities_of_a_loss_need_no_labels(axis):
+    model = gpunet.Model()
+    x, label = model.input("x", (2, 3, 5)), model.input("label", (2, 3) if axis else (2,), "int32")
+    with gpunet.device_scope("cpu"):
+        _, loss = model.softmax_with_loss(x, label, scale=0.5, **({"axis": axis} if axis else {}))
+    (op,) = model.predict_net("softmax").op
+    assert (op.type, op.input, op.output, op.HasField("device_option")) == (
+        "Softmax",
+        ["x"],
+        ["softmax"],
+        True,
+    )
+    assert [arg.name for arg in op.arg] == (["axis"] if axis else [])
+    workspace = gpunet.Workspace("cpu")
+    workspace.feed("x", np.random.default_rng(1).normal(size=(2, 3, 5)).astype(np.float32))
+    workspace.feed("label", np.zeros((2, 3) if axis else 2, np.int32))
+    workspace.run_once(model.net)
+    wanted = workspace.fetch("softmax")
+    workspace.run_once(model.predict_net("softmax"))
+    np.testing.assert_array_equal(workspace.fetch("softmax"), wanted)
+    for outputs in (loss, ["softmax", loss]):
+        net = model.predict_net(outputs)
+        assert [op.type for op in net.op] == ["SoftmaxWithLoss"]
+        assert list(net.external_input) == ["x", "label"]
 
 
 def test_layers_that_normalize_each_example():
