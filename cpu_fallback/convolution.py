@@ -22,6 +22,7 @@ from gpunet.cpu_fallback.columns import (
     spread_blocks,
     stack_blocks,
 )
+from gpunet.cpu_fallback.direct import bind_direct, plan_direct
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.products import product
@@ -111,9 +112,10 @@ def _by_winograd(
 
 def forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     """Memory for a convolution."""
-    winograd = _winograd(_layout(op.args, inputs[0], inputs[1]), inputs[0].dtype)
-    if winograd is not None:
-        return winograd.scratch()
+    layout, dtype = _layout(op.args, inputs[0], inputs[1]), inputs[0].dtype
+    found = _winograd(layout, dtype) or plan_direct(layout, dtype)
+    if found is not None:
+        return found.scratch()
     rows = _rows(op.args, inputs[0], inputs[1])
     if rows is None:
         return _scratch(op, inputs, outputs)
@@ -145,6 +147,9 @@ def bind_convolution(
     winograd = _winograd(layout, x.dtype)
     if winograd is not None:
         return _by_winograd(winograd, x, w, bias, y, scratch, after)
+    direct = plan_direct(layout, x.dtype)
+    if direct is not None:
+        return bind_direct(direct, x, w, bias, y, scratch, after)
     rows = _rows(args, x, w)
     if rows is None:
         return _by_blocks(layout, x, w, bias, y, scratch, after)

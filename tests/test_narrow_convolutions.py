@@ -1,0 +1,86 @@
+"""Convolutions with few elements in a window, whose products are the outputs themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpunet.cpu_fallback import convolution, direct, lanes, threads
+from gpunet.definitions import make_operator
+from gpunet.operator import Operator
+from tests.op_check import execute
+from tests.test_convolution import Case, arrays, compute, definition, expected
+
+#: Images, filters, steps, padding, dilation; the last two numbers are about paths that are tested elsewhere.
+DIRECT = {
+    "plain": Case((5, 1, 14, 13), (20, 5, 5), (1, 1), (0, 0, 0, 0), (1, 1), True, True),
+    "padded": Case((7, 3, 16, 9), (16, 3, 3), (1, 1), (1, 0, 1, 2), (1, 1), True, True),
+    "steps": Case((4, 2, 19, 17), (12, 3, 2), (2, 1), (0, 0, 0, 0), (1, 1), True, True),
+    "dilated": Case((3, 2, 19, 18), (12, 3, 3), (1, 2), (0, 0, 0, 0), (2, 1), True, True),
+    "apart": Case((9, 16, 22, 14), (24, 1, 1), (2, 2), (0, 0, 0, 0), (1, 1), True, True),
+    "pointwise": Case((8, 16, 12, 11), (32, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), False, True),
+    "one": Case((1, 2, 9, 9), (8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, True),
+    "space": Case((2, 1, 7, 6, 9), (16, 2, 3, 3), (1, 1, 1), (1, 1, 1, 0, 1, 1), (1, 1, 1), True, True),
+    "line": Case((3, 3, 64), (32, 5), (1,), (2, 2), (1,), False, True),
+}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 19])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-6)])
+@pytest.mark.parametrize("case", DIRECT.values(), ids=DIRECT)
+def test_values(case: Case, dtype: str, tolerance: float, block_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct, "_BLOCK_BYTES", block_bytes)
+    inputs = arrays(case, dtype)
+    x, w, b, _ = inputs
+    layout = convolution._layout(Operator(definition(case)).args, x, w)
+    plan = direct.plan_direct(layout, x.dtype)
+    assert plan is not None
+    assert (plan.images == 1) == (block_bytes == 1 or len(x) < 3)
+    (wanted, *_) = expected(case, *inputs)
+    unbiased = wanted - b.reshape(-1, *(1,) * (x.ndim - 2))
+    for operands, values in (((x, w, b), wanted), ((x, w), unbiased)):
+        op = definition(case)
+        op.input[:] = op.input[: len(operands)]
+        (found,) = execute(op, list(operands))
+        np.testing.assert_allclose(found, values, rtol=tolerance, atol=tolerance * np.abs(values).max())
+
+
+def test_what_is_not_contiguous():
+    """Images and outputs that are part of larger tensors."""
+    for case in (DIRECT["pointwise"], DIRECT["padded"]):
+        x, w, b, dy = arrays(case, "float32")
+        wide, target = np.repeat(x, 2, axis=-1), np.full((*dy.shape[:-1], 2 * dy.shape[-1]), 7, np.float32)
+        layout = convolution._layout(Operator(definition(case)).args, x, w)
+        plan = direct.plan_direct(layout, x.dtype)
+        scratch = [np.full(s.shape, np.nan, s.dtype) for s in plan.scratch()]
+        direct.bind_direct(plan, wide[..., ::2], w, b, target[..., ::2], scratch)()
+        wanted = expected(case, x, w, b, dy)[0]
+        np.testing.assert_allclose(target[..., ::2], wanted, rtol=3e-6, atol=3e-6 * np.abs(wanted).max())
+        np.testing.assert_array_equal(target[..., 1::2], 7)
+
+
+def test_where_it_is_not_taken():
+    """Deep windows, small images, groups and the order NHWC are left to other ways."""
+    for image, filters, args in (
+        ((4, 16, 16, 16), (16, 16, 3, 3), {"kernel": 3}),
+        ((4, 1, 6, 6), (16, 1, 3, 3), {"kernel": 3}),
+        ((4, 4, 16, 16), (16, 2, 1, 1), {"kernel": 1, "group": 2}),
+        ((4, 16, 16, 4), (16, 1, 1, 4), {"kernel": 1, "order": "NHWC"}),
+    ):
+        op = Operator(make_operator("Conv", ["x", "w"], ["y"], **args))
+        x, w = np.zeros(image, np.float32), np.zeros(filters, np.float32)
+        assert direct.plan_direct(convolution._layout(op.args, x, w), x.dtype) is None
+
+
+@pytest.mark.parametrize("case", DIRECT.values(), ids=DIRECT)
+def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
+    inputs = arrays(case, "float32")
+    results = []
+    monkeypatch.setattr(lanes, "THREAD_WORK", 0)
+    for count in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", count)
+        threads.thread_count.cache_clear()
+        results.append(compute(case, *inputs))
+    threads.thread_count.cache_clear()
+    for alone, shared in zip(*results, strict=True):
+        np.testing.assert_array_equal(alone, shared)
