@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpunet.cpu_fallback.threads import THREAD_BYTES, split
+from gpunet.cpu_fallback.threads import thread_count
+from gpunet.crew import CREW
 
 LANES: Final = 2
 #: Rows times columns times depth of the largest product that OpenBLAS leaves to its small-matrix kernels.
@@ -25,13 +26,8 @@ def run_lanes(lanes: Sequence[Callable[[], None]], work: int) -> None:
     if work < THREAD_WORK:
         for lane in lanes:
             lane()
-        return
-
-    def share(begin: int, end: int) -> None:
-        for lane in lanes[begin:end]:
-            lane()
-
-    split(len(lanes), THREAD_BYTES, share)
+    else:
+        CREW.run(lanes, thread_count())
 
 
 def largest_divisor(number: int, most: int) -> int:

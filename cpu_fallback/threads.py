@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
-import numpy as np
-
-from gpunet.cores import BUSY_LANES, is_bound, usable_cores
+from gpunet.cores import is_bound, usable_cores
+from gpunet.crew import CREW
 from gpunet.discovery import discover
 
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
 PIECE_BYTES = 1 << 19
-#: What a thread must get to do, to be worth waking.
-THREAD_BYTES = 1 << 20
-
-_local = threading.local()
+#: Bytes that a thread must get to pass over, to be worth waking.
+THREAD_BYTES = 1 << 18
 
 
 @functools.cache
@@ -44,45 +40,21 @@ def _ranks_here() -> int:
     return max(1, discover().local_size)
 
 
-def _start() -> None:
-    _local.inside = True
-    # The engine's setting for floating-point warnings holds in its own thread only.
-    np.seterr(all="ignore")
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_count() - 1, thread_name_prefix="gpunet-kernel", initializer=_start)
-
-
-if hasattr(os, "register_at_fork"):
-    # Threads do not survive a fork.
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def split(count: int, item_bytes: int, work: Callable[[int, int], None]) -> None:
+def split(count: int, item_bytes: int, work: Callable[[int, int], None], passes: int = 1) -> None:
     """Calls ``work(begin, end)`` on pieces that cover ``range(count)`` once, from several threads if it pays.
 
     Args:
         count: items, along the first dimension of the arrays.
         item_bytes: bytes of one item of the largest array.
         work: handles the items from ``begin`` to ``end - 1``; results must not depend on where the cuts are.
+        passes: how often it goes over an array of that size.
     """
-    step = max(1, PIECE_BYTES // max(1, item_bytes))
-    threads = min(thread_count() - BUSY_LANES.others, count * item_bytes // THREAD_BYTES, count)
-    if threads < 2 or getattr(_local, "inside", False):
-        _walk(0, count, step, work)
+    most = max(1, PIECE_BYTES // max(1, item_bytes))
+    threads = min(thread_count(), count * item_bytes * passes // THREAD_BYTES, count)
+    if threads < 2:
+        for start in range(0, count, most):
+            work(start, min(start + most, count))
         return
-    bounds = [count * t // threads for t in range(threads + 1)]
-    futures = [_pool().submit(_walk, bounds[t], bounds[t + 1], step, work) for t in range(1, threads)]
-    try:
-        _walk(0, bounds[1], step, work)
-    finally:
-        wait(futures)
-    for future in futures:
-        future.result()
-
-
-def _walk(begin: int, end: int, step: int, work: Callable[[int, int], None]) -> None:
-    for start in range(begin, end, step):
-        work(start, min(start + step, end))
+    step = min(most, -(-count // threads))
+    pieces = [partial(work, start, min(start + step, count)) for start in range(0, count, step)]
+    CREW.run(pieces, thread_count())

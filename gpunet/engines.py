@@ -18,6 +18,7 @@ import numpy as np
 
 from gpunet.backends import Event, Stream, backend
 from gpunet.cores import BUSY_LANES
+from gpunet.crew import CREW
 from gpunet.graph import Node
 from gpunet.schedule import Lane
 
@@ -110,6 +111,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
                     run.fail(error, step.node)
                 if position in signalled:
                     run.done[position].set()
+        CREW.look()
 
     forks = _side_streams(steps)
 
@@ -140,6 +142,8 @@ def _finish(job: threading.Event, run: _Run) -> None:
     """Waits for the end of a lane, in spite of interrupts."""
     while not job.is_set():
         try:
+            while not job.is_set() and CREW.help():
+                pass
             job.wait()
         except BaseException as error:
             run.fail(error, None)
@@ -155,6 +159,8 @@ def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
     done = run.done[position]
     if not done.is_set():
         with BUSY_LANES.waiting():
+            while not done.is_set() and CREW.help():
+                pass
             done.wait()
     event = run.events.get(position)
     if event is None:

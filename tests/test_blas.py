@@ -12,6 +12,7 @@ from gpunet.cores import BUSY_LANES
 from gpunet.cpu_fallback import lanes as cpu_lanes
 from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.threads import thread_count
+from gpunet.crew import CREW
 from gpunet.observers import observe
 
 
@@ -127,8 +128,8 @@ def test_products_are_the_same_bits_whatever_is_busy(
     assert a.shape[0] * b.size >= cpu_lanes.THREAD_WORK
     shared, alone = np.empty((2, rows, columns), np.float32)
     used = []
-    inner = cpu_lanes.split
-    monkeypatch.setattr(cpu_lanes, "split", lambda count, *rest: (used.append(count), inner(count, *rest)))
+    inner = CREW.run
+    monkeypatch.setattr(CREW, "run", lambda pieces, *rest: (used.append(len(pieces)), inner(pieces, *rest)))
     with OneThread(lambda: two_threads):
         product(a, b, shared)
         with ExitStack() as busy:

@@ -458,10 +458,8 @@ def test_threads_give_the_same_bits(monkeypatch):
     for count in (1, 2, 3):
         for module in (threads, cpu_fused):
             monkeypatch.setattr(module, "thread_count", lambda count=count: count)
-        threads._pool.cache_clear()
         np.testing.assert_array_equal(ran(CHAIN).fetch("y"), want)
         losses.append(ran(total, keep=["w"]).fetch("w"))
-    threads._pool.cache_clear()
     assert losses[0] == losses[1] == losses[2]
 
 

@@ -16,12 +16,9 @@ from gpunet.cpu_fallback.threads import PIECE_BYTES, THREAD_BYTES, split
 def two_threads(monkeypatch: pytest.MonkeyPatch):
     """Two threads whatever the machine has."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    for cached in (threads.thread_count, threads._pool):
-        cached.cache_clear()
+    threads.thread_count.cache_clear()
     yield
-    threads._pool().shutdown()
-    for cached in (threads.thread_count, threads._pool):
-        cached.cache_clear()
+    threads.thread_count.cache_clear()
 
 
 @pytest.mark.parametrize(

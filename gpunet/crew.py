@@ -1,0 +1,201 @@
+"""The crew: threads that share the pieces of kernels.
+
+A kernel that has cut its work into pieces runs them itself, one after the other, and whoever has nothing to
+do meanwhile takes some of them: threads of the crew, while fewer lanes are at work than there are cores, and
+lanes that wait for another one. Who takes which piece is settled while they run, so a kernel that began when
+all cores were busy is shared as soon as one of them is not. Results do not depend on it, since pieces are the
+same whoever runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from gpunet.cores import BUSY_LANES
+
+Piece = Callable[[], Any]
+
+
+class _Job:
+    """The pieces of one kernel.
+
+    Attributes:
+        pieces: those that nobody has taken. The thread of the kernel takes them from the left and others from
+            the right: of two kernels in a row on the same data, each thread has the same part.
+        threads: how many threads may be at work, in all, where one of them runs a piece of this.
+        helpers: threads that run a piece, other than that of the kernel.
+        ended: held while the thread of the kernel waits for them.
+        error: the first one of a piece.
+    """
+
+    __slots__ = ("ended", "error", "helpers", "pieces", "threads")
+
+    def __init__(self, pieces: Iterable[Piece], threads: int) -> None:
+        self.pieces = deque(pieces)
+        self.threads = threads
+        self.helpers = 0
+        self.ended: threading.Lock | None = None
+        self.error: BaseException | None = None
+
+    def run_rest(self) -> None:
+        """Takes and runs pieces until there are none."""
+        while True:
+            try:
+                piece = self.pieces.popleft()
+            except IndexError:
+                return
+            self.run_piece(piece)
+
+    def run_piece(self, piece: Piece) -> None:
+        """Runs a piece and notes its error."""
+        try:
+            piece()
+        except BaseException as error:  # raised when all pieces have ended
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Notes an error; after an interrupt nobody takes another piece."""
+        if self.error is None:
+            self.error = error
+        if not isinstance(error, Exception):
+            self.pieces.clear()
+
+
+class Crew:
+    """Threads that run pieces of others. They start when they are first wanted, and end with the process."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins with no threads: those of a process are not in its fork."""
+        self._lock = threading.Lock()
+        self._jobs: list[_Job] = []
+        self._idle: list[threading.Lock] = []
+        self._size = 0
+        self._helping = 0
+        self._here = threading.local()
+
+    def run(self, pieces: Iterable[Piece], threads: int) -> None:
+        """Runs all pieces and returns when they have ended; raises the first error of one of them.
+
+        Args:
+            pieces: may run at the same time and in any order.
+            threads: how many threads may be at work, those of lanes of engines included.
+        """
+        job = _Job(pieces, threads)
+        if threads < 2 or len(job.pieces) < 2 or getattr(self._here, "helps", False):
+            job.run_rest()
+        else:
+            self._share(job)
+        if job.error is not None:
+            raise job.error
+
+    def help(self) -> bool:
+        """Runs a piece of another thread; ``False`` where there is none. For threads that have to wait."""
+        found = None
+        try:
+            with self._lock:
+                found = self._claim()
+            if found is None:
+                return False
+            job, piece = found
+            job.run_piece(piece)
+            return True
+        finally:
+            if found is not None:
+                self._leave(found[0])
+
+    def look(self) -> None:
+        """Has a thread of the crew look for pieces, since a core has become free."""
+        if self._jobs:
+            with self._lock:
+                if self._idle:
+                    self._idle.pop().release()
+
+    def _share(self, job: _Job) -> None:
+        try:
+            with self._lock:
+                self._jobs.append(job)
+                self._wake(min(len(job.pieces) - 1, self._free(job)), job.threads - 1)
+            job.run_rest()
+        except BaseException as error:  # an interrupt between two pieces
+            job.fail(error)
+        with self._lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
+            if not job.helpers:
+                return
+            ended = job.ended = threading.Lock()
+            ended.acquire()
+        while True:
+            try:
+                ended.acquire()
+                return
+            except BaseException as error:  # what helpers run still writes to blobs
+                job.fail(error)
+
+    def _wake(self, count: int, most: int) -> None:
+        """Wakes so many threads, or starts them while there are fewer than ``most``; with the lock held."""
+        for _ in range(count):
+            if self._idle:
+                self._idle.pop().release()
+            elif self._size < most:
+                self._size += 1
+                threading.Thread(target=self._loop, name="gpunet kernel", daemon=True).start()
+
+    def _free(self, job: _Job) -> int:
+        """Cores that are left to helpers."""
+        return job.threads - 1 - BUSY_LANES.others - self._helping
+
+    def _claim(self) -> tuple[_Job, Piece] | None:
+        """A piece, of a job which gets a helper more; called with the lock held."""
+        for job in self._jobs:
+            if job.pieces and self._free(job) > 0:
+                try:
+                    piece = job.pieces.pop()
+                except IndexError:
+                    continue
+                job.helpers += 1
+                self._helping += 1
+                return job, piece
+        return None
+
+    def _leave(self, job: _Job) -> None:
+        """The piece of a helper has ended."""
+        with self._lock:
+            self._helping -= 1
+            job.helpers -= 1
+            if not job.helpers and job.ended is not None:
+                job.ended.release()
+
+    def _loop(self) -> None:
+        # The engine's setting for floating-point warnings holds in its own thread only.
+        np.seterr(all="ignore")
+        self._here.helps = True
+        wake = threading.Lock()
+        wake.acquire()
+        while True:
+            with self._lock:
+                found = self._claim()
+                if found is None:
+                    self._idle.append(wake)
+            if found is None:
+                wake.acquire()
+            else:
+                job, piece = found
+                job.run_piece(piece)
+                self._leave(job)
+
+
+#: That of all workspaces: they share the cores.
+CREW: Final = Crew()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=CREW.forget)

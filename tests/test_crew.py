@@ -1,0 +1,232 @@
+"""Threads that share the pieces of kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from gpunet.cores import BUSY_LANES
+from gpunet.crew import Crew
+
+#: Seconds after which a test gives up.
+PATIENCE = 30
+
+
+def name() -> str:
+    return threading.current_thread().name
+
+
+@pytest.fixture
+def crew() -> Crew:
+    return Crew()
+
+
+def test_pieces_run_at_the_same_time(crew: Crew) -> None:
+    together = threading.Barrier(2)
+    names: set[str] = set()
+
+    def piece() -> None:
+        together.wait(PATIENCE)
+        names.add(name())
+
+    for _ in range(3):
+        crew.run([piece, piece], 2)
+    assert names == {name(), "gpunet kernel"}
+
+
+def test_one_thread_runs_pieces_in_order(crew: Crew) -> None:
+    found: list[tuple[int, str]] = []
+    crew.run([lambda i=i: found.append((i, name())) for i in range(5)], 1)
+    assert found == [(i, name()) for i in range(5)]
+
+
+def test_each_piece_runs_once(crew: Crew) -> None:
+    seen = np.zeros(1000, np.int64)
+
+    def piece(i: int) -> Callable[[], None]:
+        def run() -> None:
+            seen[i] += 1
+
+        return run
+
+    crew.run([piece(i) for i in range(1000)], 3)
+    assert (seen == 1).all()
+
+
+def test_no_more_threads_than_cores(crew: Crew) -> None:
+    """Lanes at work and helpers of other kernels count."""
+    busy, most = 0, 0
+    lock, enough = threading.Lock(), threading.Event()
+
+    def piece() -> None:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        enough.wait(0.005)
+        with lock:
+            busy -= 1
+
+    threads = [threading.Thread(target=crew.run, args=([piece] * 20, 3)) for _ in range(2)]
+    with ExitStack() as stack:
+        for _ in threads:
+            stack.enter_context(BUSY_LANES.working())
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most == 3
+
+
+def test_a_lane_that_waits_takes_pieces_of_a_kernel_that_runs(crew: Crew) -> None:
+    """Of one that began when no core was free."""
+    ready, begun, helped = threading.Event(), threading.Event(), threading.Event()
+    names: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        assert helped.wait(PATIENCE)
+
+    def second() -> None:
+        names.append(name())
+        helped.set()
+
+    def lane() -> None:
+        with BUSY_LANES.working():
+            ready.set()
+            assert begun.wait(PATIENCE)
+            with BUSY_LANES.waiting():
+                while crew.help():
+                    pass
+
+    other = threading.Thread(target=lane, name="other lane")
+    with BUSY_LANES.working():
+        other.start()
+        assert ready.wait(PATIENCE)
+        crew.run([first, second], 2)
+    other.join()
+    assert names == ["other lane"]
+    assert not crew.help()
+
+
+def test_the_crew_looks_for_pieces_when_a_lane_is_done(crew: Crew) -> None:
+    """Nobody looks by himself where all cores were busy when a kernel began."""
+    crew.run([lambda: None] * 2, 2)  # There is a thread now.
+    helped = threading.Event()
+    names: list[str] = []
+    lane = ExitStack()
+    lane.enter_context(BUSY_LANES.working())
+
+    def first() -> None:
+        assert not helped.wait(0.05)
+        lane.close()
+        crew.look()
+        assert helped.wait(PATIENCE)
+
+    def second() -> None:
+        names.append(name())
+        helped.set()
+
+    with BUSY_LANES.working():
+        crew.run([first, second], 2)
+    assert names == ["gpunet kernel"]
+
+
+def test_help_leaves_cores_to_lanes(crew: Crew) -> None:
+    def first() -> None:
+        found.append(crew.help())
+
+    found: list[bool] = []
+    with BUSY_LANES.working(), BUSY_LANES.working():
+        crew.run([first, lambda: None], 2)
+    assert found == [False]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_error_is_raised_when_all_pieces_have_ended(crew: Crew, bad: int) -> None:
+    done: list[int] = []
+
+    def piece(i: int) -> Callable[[], None]:
+        def run() -> None:
+            if i == bad:
+                raise ValueError(f"piece {i}")
+            done.append(i)
+
+        return run
+
+    with pytest.raises(ValueError, match=f"piece {bad}"):
+        crew.run([piece(i) for i in range(3)], 2)
+    assert sorted(done) == [i for i in range(3) if i != bad]
+
+
+def test_an_interrupt_waits_for_others_and_ends_the_rest(crew: Crew) -> None:
+    begun, leave = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def interrupted() -> None:
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, leave.set).start()
+        raise KeyboardInterrupt
+
+    def last() -> None:
+        begun.set()
+        assert leave.wait(PATIENCE)
+        done.append(3)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([interrupted, lambda: done.append(1), lambda: done.append(2), last], 2)
+    assert done == [3]
+
+
+def test_pieces_may_have_pieces(crew: Crew) -> None:
+    seen = np.zeros((4, 4), np.int64)
+
+    def outer(i: int) -> Callable[[], None]:
+        def inner(j: int) -> Callable[[], None]:
+            def run() -> None:
+                seen[i, j] += 1
+
+            return run
+
+        return lambda: crew.run([inner(j) for j in range(4)], 2)
+
+    crew.run([outer(i) for i in range(4)], 2)
+    assert (seen == 1).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_floating_point_warnings_are_off_in_threads_of_the_crew(crew: Crew) -> None:
+    together = threading.Barrier(2)
+
+    def piece() -> None:
+        together.wait(PATIENCE)
+        np.divide(np.ones(3), 0)
+
+    with np.errstate(all="ignore"):
+        crew.run([piece, piece], 2)
+
+
+FORKED = """
+import os, threading
+from gpunet.crew import CREW
+
+def together():
+    both = threading.Barrier(2)
+    CREW.run([lambda: both.wait(30)] * 2, 2)
+
+together()
+child = os.fork() if hasattr(os, "fork") else 0
+together()
+if child:
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=4 * PATIENCE)
