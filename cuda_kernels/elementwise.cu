@@ -85,22 +85,24 @@ struct Power {
 template <typename T>
 __device__ void mul_bwd(const T* dc, const T* a, const T* b, T* da, T* db, int64 n) {
   typedef typename Accumulate<T>::type C;
-  GPUNET_LOOP(i, n) {
-    const C gradient = load(dc, i), x = load(a, i), y = load(b, i);
-    store(da, i, (C)(gradient * y));
-    store(db, i, (C)(gradient * x));
-  }
+  const T* const x[] = {dc, a, b};
+  T* const y[] = {da, db};
+  map_all(x, y, n, [=](const C(&in)[3], C(&out)[2]) {
+    out[0] = (C)(in[0] * in[2]);
+    out[1] = (C)(in[0] * in[1]);
+  });
 }
 
 // da = dc / b, db = -dc c / b for operands of one shape. Outputs may be inputs.
 template <typename T>
 __device__ void div_bwd(const T* dc, const T* b, const T* c, T* da, T* db, int64 n) {
   typedef typename Accumulate<T>::type C;
-  GPUNET_LOOP(i, n) {
-    const C quotient = load(dc, i) / load(b, i), result = load(c, i);
-    store(da, i, quotient);
-    store(db, i, -(quotient * result));
-  }
+  const T* const x[] = {dc, b, c};
+  T* const y[] = {da, db};
+  map_all(x, y, n, [=](const C(&in)[3], C(&out)[2]) {
+    out[0] = in[0] / in[1];
+    out[1] = -(out[0] * in[2]);
+  });
 }
 
 // Of T, in A, to R.

@@ -189,7 +189,8 @@ def mul_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     a_shape, b_shape, full = _operands(ctx.op, inputs)
     if a_shape == b_shape == full:
         arguments = (dc, a, b, da, db, dc.size)
-        return prepare(ctx, _MUL_BWD, (dc.dtype,), arguments, elementwise(dc.size))
+        grid = elementwise(dc.size, per_thread=16 // dc.dtype.itemsize)
+        return prepare(ctx, _MUL_BWD, (dc.dtype,), arguments, grid)
     product, partial = signless(ctx.scratch[0]), ctx.scratch[1:]
     launches = []
     for target, shape, other, other_shape in ((da, a_shape, b, b_shape), (db, b_shape, a, a_shape)):
@@ -219,7 +220,8 @@ def div_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     a_shape, b_shape, full = _operands(ctx.op, inputs)
     if a_shape == b_shape == full:
         arguments = (dc, b, c, da, db, dc.size)
-        return behind(guarding, prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, elementwise(dc.size)))
+        grid = elementwise(dc.size, per_thread=16 // dc.dtype.itemsize)
+        return behind(guarding, prepare(ctx, _DIV_BWD, (dc.dtype,), arguments, grid))
     product, *partial = ctx.scratch if args.epsilon <= 0 else ctx.scratch[:-1]
     if product.dtype != dc.dtype:
         sources, targets = (dc, b, c), (da, db)

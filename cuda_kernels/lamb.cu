@@ -1,9 +1,10 @@
 // The LAMB update: the direction, sums of squares (optimizer.cu), and the step; and norms of segments, for parts of parameters that
 // are shared between ranks. Rates and iteration numbers are read from device
-// memory. Outputs may be the inputs of their in-place pairs: every thread reads its element before it writes it.
+// memory. Outputs may be the inputs of their in-place pairs: every thread reads its elements before it writes them.
 #include "gpunet.cuh"
 #include "optimizer.cuh"
 #include "sums.cuh"
+#include "vector.cuh"
 
 template <typename T>
 __device__ inline void lamb_direction(const T* w, const T* m, const T* v, const T* g, const int64* iteration, T* new_m,
@@ -17,14 +18,14 @@ __device__ inline void lamb_direction(const T* w, const T* m, const T* v, const 
   }
   __syncthreads();
   const T first = (T)correction[0], second = (T)correction[1];
-  GPUNET_LOOP(i, n) {
-    T mean = m[i], square = v[i];
-    const T parameter = w[i];
-    adam_moments(g[i], &mean, &square, beta1, beta2);
-    new_m[i] = mean;
-    new_v[i] = square;
-    direction[i] = mean / (sqrt(square * second) + (T)epsilon) * first + parameter * (T)decay;
-  }
+  const T* const x[] = {w, m, v, g};
+  T* const y[] = {new_m, new_v, direction};
+  map_all(x, y, n, [=](const T(&in)[4], T(&out)[3]) {
+    out[0] = in[1];
+    out[1] = in[2];
+    adam_moments(in[3], &out[0], &out[1], beta1, beta2);
+    out[2] = out[0] / (sqrt(out[1] * second) + (T)epsilon) * first + in[0] * (T)decay;
+  });
 }
 
 // Each block adds up the sums of squares by itself, in the same order.
@@ -46,7 +47,8 @@ __device__ inline void lamb_step(const T* w, const T* direction, const T* square
     rate[0] = (double)lr[0] * (norm > 0 && length > 0 ? norm / length : 1.0);
   }
   __syncthreads();
-  GPUNET_LOOP(i, n) new_w[i] = w[i] + direction[i] * (T)rate[0];
+  const T by = (T)rate[0];
+  map2(w, direction, new_w, n, [=](T parameter, T along) { return parameter + along * by; });
 }
 
 // A row of the sums of squares: a block for each segment.

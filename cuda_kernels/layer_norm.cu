@@ -16,24 +16,24 @@ struct Rows {
   __device__ int64 channel(int64 row, int64 j) const { return row % groups * depth + (last ? j % depth : j / inner); }
 };
 
-// Calls f(j, x[j]) for the elements of a row, by threads of a block; 16 bytes at once where `packed`.
+// Calls f(x[j]) for the elements of a row, by threads of a block; 16 bytes at once where they can be. Which elements a thread
+// gets does not depend on where the row lies, so neither do sums.
 template <typename T, typename F>
-__device__ inline void each_of_row(const T* x, const Rows& rows, bool packed, F f) {
+__device__ inline void each_of_row(const T* x, const Rows& rows, F f) {
   constexpr int N = pack_size<T, T>();
-  if (packed) {
-    for (int64 i = threadIdx.x; i < rows.columns / N; i += blockDim.x) {
-      const Pack<T, N> pack = load_pack<N>(x, i);
-      for (int k = 0; k < N; ++k) f(i * N + k, load(pack.v, k));
-    }
-  } else {
-    for (int64 j = threadIdx.x; j < rows.columns; j += blockDim.x) f(j, load(x, rows.at(j)));
+  if (!rows.plain() || rows.columns % N != 0) {
+    for (int64 j = threadIdx.x; j < rows.columns; j += blockDim.x) f(load(x, rows.at(j)));
+    return;
   }
-}
-
-template <typename T>
-__device__ inline bool packs(const T* x, const Rows& rows) {
-  constexpr int N = pack_size<T, T>();
-  return rows.plain() && rows.columns % N == 0 && aligned<N>(x);
+  const bool wide = aligned<N>(x);
+  for (int64 i = threadIdx.x; i < rows.columns / N; i += blockDim.x) {
+    if (wide) {
+      const Pack<T, N> pack = load_pack<N>(x, i);
+      for (int k = 0; k < N; ++k) f(load(pack.v, k));
+    } else {
+      for (int k = 0; k < N; ++k) f(load(x, i * N + k));
+    }
+  }
 }
 
 // Y = (X - mean) / deviation * gamma + beta. Null pointers: Y and the statistics are not wanted, there are no gamma and beta.
@@ -44,16 +44,17 @@ __device__ void layer_norm(const T* x, const T* gamma, const T* beta, T* y, uint
   typedef typename Accumulate<T>::type A;
   constexpr int N = pack_size<T, T>();
   __shared__ A parts[32];
-  const bool packed = packs(x, rows), whole = packed && y && aligned<N>(y) && (!gamma || (aligned<N>(gamma) && aligned<N>(beta)));
+  const bool whole = rows.plain() && rows.columns % N == 0 && y && aligned<N>(x) && aligned<N>(y) &&
+                     (!gamma || (aligned<N>(gamma) && aligned<N>(beta)));
   const A size = (A)(rows.columns > 0 ? rows.columns : 1);
   for (int64 row = blockIdx.x; row < count; row += gridDim.x) {
     const T* from = x + rows.start(row);
     A sum = 0;
-    each_of_row(from, rows, packed, [&](int64, A value) { sum += value; });
+    each_of_row(from, rows, [&](A value) { sum += value; });
     A mean = block_reduce(sum, parts, (A)0, Sum()) / size;
     // About the mean; what that lacks to the true one is the mean of the distances.
     A distances = 0, squares = 0;
-    each_of_row(from, rows, packed, [&](int64, A value) {
+    each_of_row(from, rows, [&](A value) {
       const A distance = value - mean;
       distances += distance;
       squares += distance * distance;

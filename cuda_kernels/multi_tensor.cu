@@ -21,19 +21,52 @@ struct Chunks {
 
 // A block for each chunk.
 #define GPUNET_CHUNK_LOOP(c) for (int64 c = blockIdx.x; c < chunks; c += gridDim.x)
-#define GPUNET_LENGTH_LOOP(i, n) for (int64 i = threadIdx.x; i < (n); i += blockDim.x)
+
+// Calls f(element) for all of a chunk. Which of them a thread gets does not depend on whether 16 bytes can be read at once, so
+// neither do sums.
+template <typename T, typename F>
+__device__ inline void each_of_chunk(const T* x, int64 n, F f) {
+  constexpr int N = pack_size<T, T>();
+  const bool wide = aligned<N>(x);
+  for (int64 i = threadIdx.x; i < n / N; i += blockDim.x) {
+    if (wide) {
+      const Pack<T, N> pack = load_pack<N>(x, i);
+      for (int k = 0; k < N; ++k) f(load(pack.v, k));
+    } else {
+      for (int k = 0; k < N; ++k) f(load(x, i * N + k));
+    }
+  }
+  for (int64 i = n / N * N + threadIdx.x; i < n; i += blockDim.x) f(load(x, i));
+}
+
+template <typename T, typename A>
+__device__ inline void put(T* y, int64 i, A value) {
+  store(y, i, (typename Accumulate<T>::type)value);
+}
+// Rounded once.
+__device__ inline void put(float16* y, int64 i, double value) { y[i] = __double2half(value); }
+
+// y[i] = f(x[i]) by the threads of a block. y may be x.
+template <typename T, typename R, typename F>
+__device__ inline void map_chunk(const T* x, R* y, int64 n, F f) {
+  constexpr int N = pack_size<T, R>();
+  const int64 packs = aligned<N>(x) && aligned<N>(y) ? n / N : 0;
+  for (int64 i = threadIdx.x; i < packs; i += blockDim.x) {
+    const Pack<T, N> from = load_pack<N>(x, i);
+    Pack<R, N> to;
+    for (int k = 0; k < N; ++k) put(to.v, k, f(load(from.v, k)));
+    store_pack<N>(y, i, to);
+  }
+  for (int64 i = packs * N + threadIdx.x; i < n; i += blockDim.x) put(y, i, f(load(x, i)));
+}
 
 template <typename T>
 __device__ inline void square_chunks(const Chunks& table, int64 chunks, double* partial) {
   typedef typename Accumulate<T>::type A;
   __shared__ A scratch[32];
   GPUNET_CHUNK_LOOP(c) {
-    const T* x = table.data<const T>(c);
     A total = 0;
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
-      const A value = load(x, i);
-      total += value * value;
-    }
+    each_of_chunk(table.data<const T>(c), table.lengths[c], [&](A value) { total += value * value; });
     total = block_reduce(total, scratch, (A)0, Sum());
     if (threadIdx.x == 0) partial[c] = (double)total;
   }
@@ -57,20 +90,17 @@ __device__ inline void scale_chunks(const Chunks& table, int64 chunks, const flo
   const A by = (A)factor[0];
   GPUNET_CHUNK_LOOP(c) {
     T* x = table.data<T>(c);
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) store(x, i, load(x, i) * by);
+    map_chunk(x, x, table.lengths[c], [=](A value) { return value * by; });
   }
 }
 
 // Whether any element is infinite or no number: such a difference with itself is not 0.
 template <typename T>
 __device__ inline void check_chunks(const Chunks& table, int64 chunks, int32* found) {
+  typedef typename Accumulate<T>::type A;
   GPUNET_CHUNK_LOOP(c) {
-    const T* x = table.data<const T>(c);
     int bad = 0;
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
-      const auto value = load(x, i);
-      bad |= value - value != 0;
-    }
+    each_of_chunk(table.data<const T>(c), table.lengths[c], [&](A value) { bad |= value - value != 0; });
     if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMax(found, 1);
   }
 }
@@ -83,47 +113,36 @@ __device__ inline void unscale_chunks(const Chunks& table, int64 chunks, const f
   GPUNET_CHUNK_LOOP(c) {
     T* x = table.data<T>(c);
     bool good = true;
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
-      const A value = load(x, i) / divisor;
+    map_chunk(x, x, table.lengths[c], [&](A value) {
+      value /= divisor;
       good = good && value - value == 0;
-      store(x, i, value);
-    }
+      return value;
+    });
     // All threads that write at all write the same.
     if (!good) finite[0] = 0;
   }
 }
 
-template <typename T, typename A>
-__device__ inline void put(T* y, int64 i, A value) {
-  store(y, i, (typename Accumulate<T>::type)value);
-}
-// Rounded once.
-__device__ inline void put(float16* y, int64 i, double value) { y[i] = __double2half(value); }
-
 // Chunk c lies at places[c] in the buffer.
 template <typename T, typename R>
 __device__ inline void pack_chunks(const Chunks& table, int64 chunks, const int64* places, const float* factor, R* buffer) {
+  typedef typename Accumulate<T>::type A;
   const float by = factor == nullptr ? 1.0f : factor[0];
   GPUNET_CHUNK_LOOP(c) {
-    const T* x = table.data<const T>(c);
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
-      const auto value = load(x, i);
-      // A factor of 0 makes zeros of infinite and NaN values too.
-      put(buffer, places[c] + i, factor == nullptr ? value : by == 0 ? decltype(value * by)(0) : value * by);
-    }
+    // A factor of 0 makes zeros of infinite and NaN values too.
+    map_chunk(table.data<const T>(c), buffer + places[c], table.lengths[c],
+              [=](A value) { return factor == nullptr ? value : by == 0 ? (A)0 : value * by; });
   }
 }
 
 template <typename T, typename R>
 __device__ inline void unpack_chunks(const Chunks& table, int64 chunks, const int64* places, const float* factor,
                                      const R* buffer) {
+  typedef typename Accumulate<R>::type A;
   const float by = factor == nullptr ? 1.0f : factor[0];
   GPUNET_CHUNK_LOOP(c) {
-    T* x = table.data<T>(c);
-    GPUNET_LENGTH_LOOP(i, table.lengths[c]) {
-      const auto value = load(buffer, places[c] + i);
-      put(x, i, factor == nullptr ? value : value * by);
-    }
+    map_chunk(buffer + places[c], table.data<T>(c), table.lengths[c],
+              [=](A value) { return factor == nullptr ? value : value * by; });
   }
 }
 

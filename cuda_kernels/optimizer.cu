@@ -1,5 +1,5 @@
 // Dense parameter updates, each in one pass over the parameter. Rates and iteration numbers are read from device memory. Outputs
-// may be the inputs of their in-place pairs: every thread reads its element before it writes it.
+// may be the inputs of their in-place pairs: every thread reads its elements before it writes them.
 #include "errors.cuh"
 #include "optimizer.cuh"
 #include "vector.cuh"
@@ -21,73 +21,56 @@ __device__ inline void momentum_sgd(const T* g, const T* m, const L* lr, const T
                                     const T* gradient_weight, const T* param_weight, int64 n, double momentum, int32 nesterov) {
   const T rate = (T)lr[0], mu = (T)momentum;
   const Decayed<T> decayed(gradient_weight, param_weight);
-  constexpr int N = pack_size<T, T>();
-  const bool updates = new_w != nullptr;
-  const bool packed = aligned<N>(g) && aligned<N>(m) && aligned<N>(step) && aligned<N>(new_m) &&
-                      (!updates || (aligned<N>(w) && aligned<N>(new_w)));
-  const int64 packs = packed ? n / N : 0;
-  GPUNET_LOOP(p, packs) {
-    const Pack<T, N> gradient = load_pack<N>(g, p);
-    Pack<T, N> moment = load_pack<N>(m, p), parameter = {}, change;
-    if (updates) parameter = load_pack<N>(w, p);
-    for (int k = 0; k < N; ++k) {
-      change.v[k] = momentum_step(decayed(gradient.v[k], parameter.v[k]), &moment.v[k], rate, mu, nesterov);
-      parameter.v[k] -= change.v[k];
-    }
-    store_pack<N>(new_m, p, moment);
-    store_pack<N>(step, p, change);
-    if (updates) store_pack<N>(new_w, p, parameter);
-  }
-  GPUNET_LOOP(j, n - packs * N) {
-    const int64 i = packs * N + j;
-    const T parameter = updates ? w[i] : (T)0;
-    T moment = m[i];
-    const T change = momentum_step(decayed(g[i], parameter), &moment, rate, mu, nesterov);
-    new_m[i] = moment;
-    step[i] = change;
-    if (updates) new_w[i] = parameter - change;
-  }
+  const T* const x[] = {g, m, new_w != nullptr ? w : nullptr};
+  T* const y[] = {step, new_m, new_w};
+  map_all(x, y, n, [=](const T(&in)[3], T(&out)[3]) {
+    const T parameter = in[2];
+    out[1] = in[1];
+    out[0] = momentum_step(decayed(in[0], parameter), &out[1], rate, mu, nesterov);
+    out[2] = parameter - out[0];
+  });
 }
 
 template <typename T, typename L>
 __device__ inline void adagrad(const T* w, const T* h, const T* g, const L* lr, T* new_w, T* new_h, T* rates, T* updates,
                                int64 n, double epsilon, double decay, double weight_decay) {
-  GPUNET_LOOP(i, n) {
-    T sum = h[i];
-    const T parameter = w[i];
-    const T gradient = weight_decay != 0 ? parameter * (T)weight_decay + g[i] : g[i];
-    sum = decay != 1 ? sum * (T)decay + gradient * gradient : sum + gradient * gradient;
-    const T rate = (T)lr[0] / (sqrt(sum) + (T)epsilon), update = rate * gradient;
-    new_h[i] = sum;
-    if (rates != nullptr) rates[i] = rate;
-    if (updates != nullptr) updates[i] = update;
-    new_w[i] = parameter + update;
-  }
+  const T learning_rate = (T)lr[0];
+  const T* const x[] = {w, h, g};
+  T* const y[] = {new_w, new_h, rates, updates};
+  map_all(x, y, n, [=](const T(&in)[3], T(&out)[4]) {
+    const T parameter = in[0];
+    const T gradient = weight_decay != 0 ? parameter * (T)weight_decay + in[2] : in[2];
+    const T sum = decay != 1 ? in[1] * (T)decay + gradient * gradient : in[1] + gradient * gradient;
+    out[2] = learning_rate / (sqrt(sum) + (T)epsilon);
+    out[3] = out[2] * gradient;
+    out[1] = sum;
+    out[0] = parameter + out[3];
+  });
 }
 
 template <typename T, typename L>
 __device__ inline void adadelta(const T* w, const T* h, const T* d, const T* g, const L* lr, T* new_w, T* new_h, T* new_d,
                                 int64 n, double epsilon, double decay) {
-  GPUNET_LOOP(i, n) {
-    T parameter = w[i], squares = h[i], steps = d[i];
-    adadelta_step(g[i], &parameter, &squares, &steps, (T)lr[0], epsilon, decay);
-    new_w[i] = parameter;
-    new_h[i] = squares;
-    new_d[i] = steps;
-  }
+  const T rate = (T)lr[0];
+  const T* const x[] = {w, h, d, g};
+  T* const y[] = {new_w, new_h, new_d};
+  map_all(x, y, n, [=](const T(&in)[4], T(&out)[3]) {
+    for (int i = 0; i < 3; ++i) out[i] = in[i];
+    adadelta_step(in[3], &out[0], &out[1], &out[2], rate, epsilon, decay);
+  });
 }
 
 template <typename T, typename L>
 __device__ inline void rmsprop(const T* g, const T* squares, const T* m, const L* lr, T* step, T* new_squares, T* new_m,
                                int64 n, double decay, double momentum, double epsilon) {
-  GPUNET_LOOP(i, n) {
-    const T gradient = g[i], old = squares[i];
-    const T mean = old + (gradient * gradient - old) * (T)(1 - decay);
-    const T moment = m[i] * (T)momentum + gradient / sqrt(mean + (T)epsilon) * (T)lr[0];
-    new_squares[i] = mean;
-    new_m[i] = moment;
-    step[i] = moment;
-  }
+  const T rate = (T)lr[0];
+  const T* const x[] = {g, squares, m};
+  T* const y[] = {step, new_squares, new_m};
+  map_all(x, y, n, [=](const T(&in)[3], T(&out)[3]) {
+    const T gradient = in[0], old = in[1];
+    out[1] = old + (gradient * gradient - old) * (T)(1 - decay);
+    out[0] = out[2] = in[2] * (T)momentum + gradient / sqrt(out[1] + (T)epsilon) * rate;
+  });
 }
 
 template <typename T, typename L>
@@ -99,35 +82,16 @@ __device__ inline void adam(const T* w, const T* m, const T* v, const T* g, cons
   __syncthreads();
   const T factor = (T)correction[0], rate = (T)((double)lr[0] * correction[0]);
   const Decayed<T> decayed(gradient_weight, param_weight);
-  constexpr int N = pack_size<T, T>();
-  const bool packed = aligned<N>(g) && aligned<N>(w) && aligned<N>(m) && aligned<N>(v) && aligned<N>(new_w) &&
-                      aligned<N>(new_m) && aligned<N>(new_v) && (effective == nullptr || aligned<N>(effective));
-  const int64 packs = packed ? n / N : 0;
-  GPUNET_LOOP(p, packs) {
-    const Pack<T, N> gradient = load_pack<N>(g, p);
-    Pack<T, N> mean = load_pack<N>(m, p), square = load_pack<N>(v, p), parameter = load_pack<N>(w, p), step;
-    for (int k = 0; k < N; ++k) {
-      adam_moments(decayed(gradient.v[k], parameter.v[k]), &mean.v[k], &square.v[k], beta1, beta2);
-      step.v[k] = mean.v[k] / (sqrt(square.v[k]) + (T)epsilon);
-      parameter.v[k] = parameter.v[k] + step.v[k] * rate;
-      step.v[k] *= factor;
-    }
-    store_pack<N>(new_m, p, mean);
-    store_pack<N>(new_v, p, square);
-    if (effective != nullptr) store_pack<N>(effective, p, step);
-    store_pack<N>(new_w, p, parameter);
-  }
-  GPUNET_LOOP(j, n - packs * N) {
-    const int64 i = packs * N + j;
-    T mean = m[i], square = v[i];
-    const T parameter = w[i];
-    adam_moments(decayed(g[i], parameter), &mean, &square, beta1, beta2);
-    const T step = mean / (sqrt(square) + (T)epsilon);
-    new_m[i] = mean;
-    new_v[i] = square;
-    if (effective != nullptr) effective[i] = step * factor;
-    new_w[i] = parameter + step * rate;
-  }
+  const T* const x[] = {w, m, v, g};
+  T* const y[] = {new_w, new_m, new_v, effective};
+  map_all(x, y, n, [=](const T(&in)[4], T(&out)[4]) {
+    out[1] = in[1];
+    out[2] = in[2];
+    adam_moments(decayed(in[3], in[0]), &out[1], &out[2], beta1, beta2);
+    const T step = out[1] / (sqrt(out[2]) + (T)epsilon);
+    out[0] = in[0] + step * rate;
+    out[3] = step * factor;
+  });
 }
 
 template <typename T, typename L>
@@ -146,7 +110,7 @@ template <typename T>
 __device__ inline void weight_scale(const T* w, const int64* iteration, T* new_w, int64 n, int64 step, int64 end, double scale) {
   const int64 t = iteration[0] + 1;
   const bool now = t % step == 0 && t < end;
-  GPUNET_LOOP(i, n) new_w[i] = now ? w[i] * (T)scale : w[i];
+  map(w, new_w, n, [=](T parameter) { return now ? parameter * (T)scale : parameter; });
 }
 
 // Sums of squares: `count` of them, which the next kernel adds up.
@@ -171,11 +135,12 @@ __device__ inline T sum_of_partial(const T* partial, int64 count, T* scratch) {
 template <typename T, typename L>
 __device__ inline void wngrad(const T* w, const T* scale, const T* g, const L* lr, T* new_w, T* updates, int64 n, double epsilon) {
   const T rate = (T)((double)lr[0] / ((double)scale[0] + epsilon));
-  GPUNET_LOOP(i, n) {
-    const T update = g[i] * rate;
-    if (updates != nullptr) updates[i] = update;
-    new_w[i] = w[i] + update;
-  }
+  const T* const x[] = {w, g};
+  T* const y[] = {new_w, updates};
+  map_all(x, y, n, [=](const T(&in)[2], T(&out)[2]) {
+    out[1] = in[1] * rate;
+    out[0] = in[0] + out[1];
+  });
 }
 
 // One block.
@@ -208,11 +173,12 @@ __device__ inline void storm(const T* w, const T* m, const T* total, const T* g,
   }
   __syncthreads();
   const T rate = (T)factor[0], keep = (T)(1 - momentum * factor[0] * factor[0]);
-  GPUNET_LOOP(i, n) {
-    const T gradient = g[i], moment = gradient + (m[i] - gradient) * keep;
-    new_m[i] = moment;
-    new_w[i] = w[i] + moment * rate;
-  }
+  const T* const x[] = {w, m, g};
+  T* const y[] = {new_w, new_m};
+  map_all(x, y, n, [=](const T(&in)[3], T(&out)[2]) {
+    out[1] = in[2] + (in[1] - in[2]) * keep;
+    out[0] = in[0] + out[1] * rate;
+  });
 }
 
 // One block.

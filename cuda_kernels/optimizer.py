@@ -12,7 +12,7 @@ from typing import Any, Final
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
 from gpunet.cuda_kernels import device_errors
-from gpunet.cuda_kernels.launch import THREADS, elementwise, in_order, one_block, prepare, rows
+from gpunet.cuda_kernels.launch import THREADS, Grid, elementwise, in_order, one_block, prepare, rows
 from gpunet.cuda_kernels.pieces import Buffers, Launch
 from gpunet.cuda_kernels.signature import Kernel
 from gpunet.kernels import KernelContext, ScratchFunction, kernel
@@ -157,6 +157,11 @@ def wngrad_scale_launch(
     return prepare(ctx, _WNGRAD_SCALE, (scale.dtype, lr.dtype), arguments, one_block(partial.size))
 
 
+def _grid(x: Buffer) -> Grid:
+    """For kernels that move 16 bytes of each tensor at once."""
+    return elementwise(x.size, per_thread=16 // x.dtype.itemsize)
+
+
 def _optional(buffers: Sequence[Buffer], index: int) -> Buffer | None:
     return buffers[index] if len(buffers) > index else None
 
@@ -175,8 +180,7 @@ def momentum_launch(
         *(outputs[0], outputs[1], _optional(outputs, 2), *weights),
         *(g.size, args.momentum, int(args.nesterov)),
     )
-    grid = elementwise(g.size, per_thread=16 // g.dtype.itemsize)
-    return prepare(ctx, _MOMENTUM_SGD, (g.dtype, lr.dtype), arguments, grid)
+    return prepare(ctx, _MOMENTUM_SGD, (g.dtype, lr.dtype), arguments, _grid(g))
 
 
 @kernel("MomentumSGD", "MomentumSGDUpdate", device="cuda", binds=True)
@@ -193,7 +197,7 @@ def adagrad(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelConte
         *(w, h, g, lr, outputs[0], outputs[1], _optional(outputs, 2), _optional(outputs, 3)),
         *(w.size, args.epsilon, args.decay, args.weight_decay),
     )
-    return prepare(ctx, _ADAGRAD, (w.dtype, lr.dtype), arguments, elementwise(w.size))
+    return prepare(ctx, _ADAGRAD, (w.dtype, lr.dtype), arguments, _grid(w))
 
 
 @kernel("Adadelta", device="cuda", binds=True)
@@ -201,7 +205,7 @@ def adadelta(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelCont
     """``h' = r h + (1-r) g^2``, ``u = g sqrt((d + eps) / (h' + eps))``, ``d' = r d + (1-r) u^2``."""
     w, lr = inputs[0], inputs[4]
     arguments = (*inputs, *outputs, w.size, args.epsilon, args.decay)
-    return prepare(ctx, _ADADELTA, (w.dtype, lr.dtype), arguments, elementwise(w.size))
+    return prepare(ctx, _ADADELTA, (w.dtype, lr.dtype), arguments, _grid(w))
 
 
 @kernel("RmsProp", device="cuda", binds=True)
@@ -209,7 +213,7 @@ def rmsprop(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelConte
     """``ms' = ms + (1-r)(g^2 - ms)``, ``mom' = mu mom + lr g / sqrt(eps + ms')``."""
     g, lr = inputs[0], inputs[3]
     arguments = (*inputs, *outputs, g.size, args.decay, args.momentum, args.epsilon)
-    return prepare(ctx, _RMSPROP, (g.dtype, lr.dtype), arguments, elementwise(g.size))
+    return prepare(ctx, _RMSPROP, (g.dtype, lr.dtype), arguments, _grid(g))
 
 
 @kernel("Adam", device="cuda", binds=True)
@@ -249,9 +253,7 @@ def weight_scale(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: Kernel
     """Scales in iterations that are multiples of the step."""
     w = inputs[0]
     constants = (args.stepsize, args.upper_bound_iter, args.scale)
-    return prepare(
-        ctx, _WEIGHT_SCALE, (w.dtype,), (*inputs, *outputs, w.size, *constants), elementwise(w.size)
-    )
+    return prepare(ctx, _WEIGHT_SCALE, (w.dtype,), (*inputs, *outputs, w.size, *constants), _grid(w))
 
 
 @kernel("Wngrad", device="cuda", binds=True, scratch=_partial(1))
@@ -262,7 +264,7 @@ def wngrad(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContex
     update = (w, scale, g, lr, outputs[0], _optional(outputs, 3), w.size, args.epsilon)
     return in_order(
         square_sums_launch(ctx, g, partial),
-        prepare(ctx, _WNGRAD, (w.dtype, lr.dtype), update, elementwise(w.size)),
+        prepare(ctx, _WNGRAD, (w.dtype, lr.dtype), update, _grid(w)),
         wngrad_scale_launch(ctx, scale, lr, partial, outputs[1], _optional(outputs, 2), args.epsilon),
     )
 
@@ -276,7 +278,7 @@ def storm(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext
     return in_order(
         square_sums_launch(ctx, g, partial),
         storm_total_launch(ctx, total, partial, new_total),
-        prepare(ctx, _STORM, (w.dtype, lr.dtype), update, elementwise(w.size)),
+        prepare(ctx, _STORM, (w.dtype, lr.dtype), update, _grid(w)),
     )
 
 

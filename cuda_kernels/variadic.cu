@@ -76,7 +76,10 @@ GPUNET_NUMBERS(EXTREMA)
 // dx = dy where x is the extremum y.
 template <typename T>
 __device__ void extremum_bwd(const T* y, const T* dy, const T* x, T* dx, int64 n) {
-  GPUNET_LOOP(i, n) store(dx, i, load(x, i) == load(y, i) ? load(dy, i) : 0);
+  typedef typename Accumulate<T>::type C;
+  const T* const from[] = {y, dy, x};
+  T* const to[] = {dx};
+  map_all(from, to, n, [](const C(&in)[3], C(&out)[1]) { out[0] = in[2] == in[0] ? in[1] : (C)0; });
 }
 
 #define EXTREMUM(S, T)                                                                                       \

@@ -64,6 +64,48 @@ __device__ inline void map2(const T* a, const T* b, R* y, int64 n, F f) {
   }
 }
 
+// Calls f(in, out) for each position, with the numbers of all x there; what f leaves in `out` goes to all y. Of an x that is null the
+// numbers are 0, and a y that is null is not wanted. Each y may be any x.
+template <typename T, int IN, int OUT, typename F>
+__device__ inline void map_all(const T* const (&x)[IN], T* const (&y)[OUT], int64 n, F f) {
+  typedef typename Accumulate<T>::type C;
+  constexpr int N = pack_size<T, T>();
+  bool wide = true;
+#pragma unroll
+  for (int a = 0; a < IN; ++a) wide = wide && aligned<N>(x[a]);
+#pragma unroll
+  for (int b = 0; b < OUT; ++b) wide = wide && aligned<N>(y[b]);
+  const int64 packs = wide ? n / N : 0;
+  GPUNET_LOOP(i, packs) {
+    Pack<T, N> in[IN], out[OUT];
+#pragma unroll
+    for (int a = 0; a < IN; ++a)
+      if (x[a] != nullptr) in[a] = load_pack<N>(x[a], i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      C numbers[IN], results[OUT];
+#pragma unroll
+      for (int a = 0; a < IN; ++a) numbers[a] = x[a] != nullptr ? load(in[a].v, k) : (C)0;
+      f(numbers, results);
+#pragma unroll
+      for (int b = 0; b < OUT; ++b) store(out[b].v, k, results[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < OUT; ++b)
+      if (y[b] != nullptr) store_pack<N>(y[b], i, out[b]);
+  }
+  GPUNET_LOOP(j, n - packs * N) {
+    const int64 i = packs * N + j;
+    C numbers[IN], results[OUT];
+#pragma unroll
+    for (int a = 0; a < IN; ++a) numbers[a] = x[a] != nullptr ? load(x[a], i) : (C)0;
+    f(numbers, results);
+#pragma unroll
+    for (int b = 0; b < OUT; ++b)
+      if (y[b] != nullptr) store(y[b], i, results[b]);
+  }
+}
+
 // For sums, differences and products, which have the same bits with and without a sign: launchers pass uint8 as int8 and uint16
 // as int16.
 #define GPUNET_SIGNLESS(M) GPUNET_FLOATS(M) M(i8, int8) M(i16, int16) M(i32, int32) M(i64, int64)
