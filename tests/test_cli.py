@@ -16,6 +16,7 @@ from gpunet.cli import COMMANDS, main
 from gpunet.cuda_kernels.sim import toolchain
 from gpunet.data import load_digits
 from gpunet.errors import DeviceError
+from gpunet.serialization import save
 from tests.mpi_jobs import LIMIT, ROOT
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -131,6 +132,16 @@ def test_predict(run, tmp_path):
     assert lines[20].count("class") == 2
 
 
+def test_predict_prints_scores_that_are_no_shares_as_numbers(tmp_path):
+    net = gpunet.proto.NetDef(name="sums", external_input=["x"], external_output=["y"])
+    net.op.append(gpunet.make_operator("ReduceBackSum", ["x"], ["y"], num_reduce_dim=2))
+    save(tmp_path / "predict_net.pb", net)
+    save(tmp_path / "init_net.pb", gpunet.proto.NetDef(name="init"))
+    np.save(tmp_path / "images.npy", np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2))
+    shown = invoke("predict", tmp_path, tmp_path / "images.npy", "--device", "cpu").stdout
+    assert shown.endswith("images.npy: class 1 22  class 0 6\n")
+
+
 def test_predict_scales_pictures(run, tmp_path):
     from PIL import Image
 
@@ -155,8 +166,12 @@ def test_info_without_parameters(run, tmp_path):
     net = tmp_path / "net.pbtxt"
     net.write_bytes((run[0] / "predict_net.pbtxt").read_bytes())
     shown = invoke("info", net).stdout
-    assert "shapes of parameters are not known" in shown
+    assert "parameters:       not known: the file's name does not tell where its init net is, --init" in shown
     assert "peak memory:      not known" in shown
+    given = ["--init-net", run[0] / "init_net.pb", "--input", "data=1x1x8x8"]
+    assert invoke("info", net, *given).stdout == invoke("info", run[0]).stdout
+    net = net.rename(tmp_path / "my_predict_net.pbtxt")
+    assert "there is no init net beside the predict net" in invoke("info", net).stdout
 
 
 def test_devices(monkeypatch):
@@ -225,6 +240,12 @@ def test_version_and_help():
         command = invoke(name, "--help").stdout
         assert "Usage:" in command
         assert "--debug" in command
+
+
+def test_examples_in_help_keep_their_lines():
+    shown = invoke("launch", "--help").stdout
+    assert "\n  gpunet launch -n 4 -- gpunet train resnet20\n" in shown
+    assert not any("\\b" in invoke(name, "--help").stdout for name in COMMANDS)
 
 
 def test_help_imports_no_command():

@@ -88,6 +88,18 @@ def test_a_net_alone_needs_shapes(file):
     assert "4 runs" in invoke("time", file, *given, "--iterations", 4).stdout
 
 
+def test_where_parameters_are_missing_the_message_tells_of_the_init_net(saved, tmp_path):
+    net = tmp_path / "net.pb"
+    net.write_bytes((saved / "predict_net.pb").read_bytes())
+    given = ["time", net, "--device", "cpu", "--iterations", 1, "--input", "data=2x1x4x4"]
+    shown = " ".join(invoke(*given, code=2).stderr.split())
+    assert "is not known, nor are those of" in shown
+    assert "(the file's name does not tell where its init net is, --init-net does)" in shown
+    assert "1 run" in invoke(*given, "--init-net", saved / "init_net.pb").stdout
+    refused = invoke("draw", "zoo:mlp", "--init-net", net, "--out", "x.svg", code=2).stderr
+    assert "zoo:mlp makes its own parameters" in refused
+
+
 def test_explain_shows_every_pass(file):
     given = ["--input", "x=4x3", "--input", "i=4:int32", "--device", "cpu", "--engine", "dag", "--workers", 2]
     shown = invoke("explain", file, *given).stdout

@@ -200,7 +200,7 @@ def test_commands_in_the_text_exist_and_have_these_options(page: str) -> None:
 
 
 #: Options of other programs.
-OTHERS = {"--bind-to", "--fmad", "--mpi", "--nodes", "--ntasks-per-node", "--gpus-per-node"}
+OTHERS = {"--bind-to", "--fmad", "--mpi", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--signal"}
 
 
 @pytest.mark.parametrize("page", BY_NAME)

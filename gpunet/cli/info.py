@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunet.cli import Command
-from gpunet.cli.nets import LoadedNet, load_net, net_argument
+from gpunet.cli.nets import LoadedNet, count, load_net, net_argument
 
 if TYPE_CHECKING:
     from gpunet.analysis import NetCost
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @net_argument
-def command(net: str, inputs: tuple[str, ...], batch_size: int | None) -> None:
+def command(net: str, inputs: tuple[str, ...], batch_size: int | None, init_net: Path | None) -> None:
     """Describe NET: its operators, parameters, FLOPs and memory.
 
     NET is the folder of a saved model, a file with a net, or zoo:MODEL. Peak memory is the largest sum of the
@@ -29,7 +29,7 @@ def command(net: str, inputs: tuple[str, ...], batch_size: int | None) -> None:
     from gpunet.inference import infer
     from gpunet.specs import TensorSpec
 
-    loaded = load_net(net, inputs, batch_size, runs=False)
+    loaded = load_net(net, inputs, batch_size, init_net, runs=False)
     made = infer(loaded.init_net, {})
     parameters = {
         name: TensorSpec(*made[name])
@@ -50,20 +50,22 @@ def command(net: str, inputs: tuple[str, ...], batch_size: int | None) -> None:
     console.print(table)
     for name, text in _totals(loaded, cost):
         click.echo(f"{name + ':':18}{text}")
-    if loaded.remark:
-        click.echo(loaded.remark)
 
 
 def _totals(net: LoadedNet, cost: NetCost) -> list[tuple[str, str]]:
     inputs = ", ".join([*(f"{name} ({known})" for name, known in net.inputs.items()), *net.unknown])
     unknown = "not known without the shapes of all inputs and parameters"
+    made = {name for op in net.init_net.op for name in op.output}
+    missing = len(net.parameters - made)
+    blobs = count(len(cost.parameters), "blob")
+    parameters = f"{cost.parameter_count:,} in {blobs}, {_bytes(cost.parameter_bytes)}"
+    if missing or net.remark:
+        of = f" of {count(missing, 'blob')}" if missing else ""
+        parameters = f"not known{of}: {net.remark or 'the init net does not make them'}"
     return [
         ("inputs", inputs or "none"),
         ("outputs", ", ".join(net.outputs) or "none"),
-        (
-            "parameters",
-            f"{cost.parameter_count:,} in {len(cost.parameters)} blobs, {_bytes(cost.parameter_bytes)}",
-        ),
+        ("parameters", parameters),
         ("FLOPs", unknown if cost.flops is None else f"{cost.flops:,}"),
         ("peak memory", unknown if cost.peak_bytes is None else _bytes(cost.peak_bytes)),
     ]

@@ -23,8 +23,21 @@ from gpunet.errors import ArgumentError, DeviceError
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+#: The character "\b" keeps click from joining the lines behind it.
+_HELP: Final = """Run COMMAND as several ranks of one job, by mpirun.
+
+COMMAND may be `gpunet …`, a Python script, or anything else. What is started by srun or mpirun already is run
+as it is. The mpirun is the one beside the running Python, else the first of PATH.
+
+\b
+gpunet launch -n 4 -- gpunet train resnet20
+gpunet launch -n 8 --hosts node1,node2 -- train.py --epochs 3
+"""
+
+
 @click.command(
     cls=Command,
+    help=_HELP,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Number of ranks; of a Slurm job its tasks.")
@@ -43,15 +56,7 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 @click.option("--print", "show", is_flag=True, help="Print the command that would be run, and stop.")
 @click.argument("words", metavar="COMMAND…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(ranks: int | None, hosts: str, timeout: float | None, show: bool, words: tuple[str, ...]) -> None:
-    r"""Run COMMAND as several ranks of one job, by mpirun.
-
-    COMMAND may be `gpunet …`, a Python script, or anything else. What is started by srun or mpirun already
-    is run as it is. The mpirun is the one beside the running Python, else the first of PATH.
-
-    \b
-    gpunet launch -n 4 -- gpunet train resnet20
-    gpunet launch -n 8 --hosts node1,node2 -- train.py --epochs 3
-    """
+    """Run COMMAND as several ranks of one job, by mpirun."""
     from gpunet.discovery import discover
 
     env, translated = dict(os.environ), False

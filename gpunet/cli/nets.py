@@ -25,10 +25,8 @@ _ZOO_IMAGE: Final = (1, 8, 8)
 _ZOO_CLASSES: Final = 10
 _INPUT = re.compile(r"([^=]+)=(scalar|\d+(?:x\d+)*)(?::(\w+))?")
 
-NO_INIT_NET: Final = "There is no init net beside the predict net: shapes of parameters are not known."
-UNKNOWN_INIT_NET: Final = (
-    "The file's name does not tell where its init net is: shapes of parameters are not known."
-)
+NO_INIT_NET: Final = "there is no init net beside the predict net, --init-net names one"
+UNKNOWN_INIT_NET: Final = "the file's name does not tell where its init net is, --init-net does"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class LoadedNet:
         keep: blobs that the net keeps; ``None`` for what it says itself.
         outputs: what it is run for.
         unknown: inputs whose shape is not known.
-        remark: a sentence where parameters are missing, else nothing.
+        remark: where parameters are missing, why there is no init net; else nothing.
     """
 
     net: NetDef
@@ -103,7 +101,12 @@ class LoadedNet:
 
 
 def load_net(
-    name: str, inputs: Sequence[str] = (), batch_size: int | None = None, *, runs: bool = True
+    name: str,
+    inputs: Sequence[str] = (),
+    batch_size: int | None = None,
+    init_net: Path | None = None,
+    *,
+    runs: bool = True,
 ) -> LoadedNet:
     """The net that an argument of the command line names.
 
@@ -112,6 +115,7 @@ def load_net(
             model of the zoo with its gradients and updates.
         inputs: options ``--input``.
         batch_size: samples a run; by default what the model says.
+        init_net: makes the parameters; by default the file beside the predict net.
         runs: whether it is to run, which needs the shapes of all inputs.
 
     Raises:
@@ -119,14 +123,20 @@ def load_net(
         click.BadParameter: an input is not right, or the shape of one is not known.
     """
     if name.startswith(ZOO):
+        if init_net is not None:
+            raise click.BadParameter(f"{name} makes its own parameters", param_hint="--init-net")
         found = _zoo_net(name.removeprefix(ZOO), batch_size)
         return replace(found, inputs={**found.inputs, **_parse_inputs(inputs, list(found.inputs))})
-    model, remark = _load_files(Path(name))
+    model, remark = _load_files(Path(name), init_net)
     specs = _input_specs(model, inputs, batch_size)
     unknown = [blob for blob in model.inputs if blob not in specs]
-    if unknown and runs:
+    made = {blob for op in model.init_net.op for blob in op.output}.union(specs, unknown)
+    missing = unknown + [blob for blob in model.predict_net.external_input if blob not in made]
+    if missing and runs:
+        others = f", nor are those of {len(missing) - 1:,} others" if len(missing) > 1 else ""
         raise click.BadParameter(
-            f"the shape of input {unknown[0]!r} is not known, wanted --input {unknown[0]}=SHAPE",
+            f"the shape of input {missing[0]!r} is not known{others}, wanted --input {missing[0]}=SHAPE"
+            f"{' and so on' if others else ''}{f' ({remark})' if remark else ''}",
             param_hint="--input",
         )
     return LoadedNet(
@@ -157,11 +167,13 @@ def _zoo_net(name: str, batch_size: int | None) -> LoadedNet:
     return LoadedNet(model.net.proto, model.init_net.proto, specs, outputs, outputs)
 
 
-def _load_files(path: Path) -> tuple[LoadedModel, str]:
+def _load_files(path: Path, init_net: Path | None) -> tuple[LoadedModel, str]:
     """A model, and a remark where its parameters are missing."""
     from gpunet.errors import FormatError
     from gpunet.export import load_model
 
+    if init_net is not None:
+        return load_model(path, init_net=init_net), ""
     predict_only = load_model(path, parameters=False)
     try:
         return load_model(path), ""
@@ -230,6 +242,12 @@ _NET: Final = (
         help="Shape and type of an input, like data=1x3x224x224, where the model does not tell it.",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples a run."),
+    click.option(
+        "--init-net",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The net that makes the parameters; by default beside NET, its name with init for predict.",
+    ),
 )
 #: Of every command that runs a net.
 detect_nan_option: Final = click.option(
@@ -262,10 +280,15 @@ def net_options(function: F) -> F:
 
 
 def created(
-    net: str, inputs: Sequence[str], batch_size: int | None, device: str, **options: Any
+    net: str,
+    inputs: Sequence[str],
+    batch_size: int | None,
+    init_net: Path | None,
+    device: str,
+    **options: Any,
 ) -> tuple[LoadedNet, Workspace, Program]:
     """The net with these options, created in a workspace; nothing of it has run."""
-    loaded = load_net(net, inputs, batch_size)
+    loaded = load_net(net, inputs, batch_size, init_net)
     return loaded, *loaded.create(device, **options)
 
 

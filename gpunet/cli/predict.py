@@ -27,7 +27,8 @@ def command(model: Path, images: tuple[Path, ...], top: int, device: str, detect
 
     MODEL is the folder of a saved model, or its predict net. Pictures (PNG, JPEG, ...) are scaled to
     the size that the model wants; .npy files hold one image [H, W] or [C, H, W], or many
-    [N, C, H, W]. Pixels of 8 and 16 bits are scaled to 0..1, other arrays are taken as they are.
+    [N, C, H, W]. Pixels of 8 and 16 bits are scaled to 0..1, other arrays are taken as they are. Scores
+    that do not add up to 1 are printed as numbers.
     """
     import numpy as np
 
@@ -82,4 +83,6 @@ def _image_shape(model: LoadedModel) -> tuple[int, int, int] | None:
 
 def _best(row: npt.NDArray[Any], top: int) -> str:
     order = (-row).argsort(kind="stable")[:top]
-    return "  ".join(f"class {i} {row[i]:.2%}" for i in order)
+    # Outputs of a net without a softmax at its end are no shares of 100 %.
+    form = ".2%" if row.min() >= 0 and abs(float(row.sum(dtype=float)) - 1) < 0.01 else ".4g"
+    return "  ".join(f"class {i} {row[i]:{form}}" for i in order)
