@@ -53,7 +53,8 @@ class Monitor:
         self.token = token
         self.ranks: dict[int, Rank] = {}
         self.connections: dict[socket.socket, Rank] = {}
-        self.failed = False
+        #: The first failure, in words.
+        self.failed = ""
         self.server = socket.create_server((host, 0), backlog=min(size, 4096))
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.server, selectors.EVENT_READ)
@@ -65,8 +66,11 @@ class Monitor:
 
     def run(self) -> None:
         """Follows the ranks until all of them have gone, and removes the memory that they leave behind."""
-        deadline = time.monotonic() + _CONNECTED_IN
-        while self.connections or (not self.ranks and time.monotonic() < deadline):
+        deadline, parent = time.monotonic() + _CONNECTED_IN, os.getppid()
+        while self.connections or (
+            # Ranks are still to come, unless the one that started this is gone, too.
+            len(self.ranks) < self.size and time.monotonic() < deadline and os.getppid() == parent
+        ):
             for key, _ in self.selector.select(1.0):
                 if key.fileobj is self.server:
                     connection, _ = self.server.accept()
@@ -109,6 +113,8 @@ class Monitor:
             rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
             rank.shared = [str(path) for path in message.get("shared", [])]
             self.ranks[rank.rank] = rank
+            if self.failed:
+                self._tell(rank)
             return True
         rank.heard = time.monotonic()
         if "count" in message:
@@ -162,15 +168,17 @@ class Monitor:
         """Tells everyone of the first failure."""
         if self.failed:
             return
-        self.failed = True
+        self.failed = text
         if not quiet:
             with suppress(OSError):
                 sys.stderr.write(f"gpunet: {text}\n")
                 sys.stderr.flush()
-        line = json.dumps({"failed": text}).encode() + b"\n"
         for rank in self.ranks.values():
-            with suppress(OSError):
-                rank.connection.sendall(line)
+            self._tell(rank)
+
+    def _tell(self, rank: Rank) -> None:
+        with suppress(OSError):
+            rank.connection.sendall(json.dumps({"failed": self.failed}).encode() + b"\n")
 
 
 def main() -> None:

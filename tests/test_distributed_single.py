@@ -8,6 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click.testing
@@ -17,7 +21,7 @@ import pytest
 from gpunet import cli, discovery, distributed, dtypes
 from gpunet.cli import launch
 from gpunet.discovery import Place, discover, local_device
-from gpunet.distributed import communicator, failure, monitor, mpi
+from gpunet.distributed import communicator, failure, monitor, mpi, whereabouts
 from gpunet.errors import ArgumentError, DataTypeError, DeviceError, ShapeError
 from tests.mpi_jobs import ROOT
 
@@ -226,18 +230,25 @@ class Monitored:
         self.thread = threading.Thread(target=self.monitor.run)
         self.thread.start()
 
-    def rank(self, number: int, token: str = "secret") -> socket.socket:
-        link = socket.create_connection(("127.0.0.1", self.monitor.port), timeout=10)
-        say(link, token=token, rank=number, host="h", pid=100 + number)
+    def rank(self, number: int, token: str = "secret", host: str = "h", **more: Any) -> socket.socket:
+        link = socket.create_connection(("127.0.0.1", self.monitor.port), timeout=60)
+        say(link, token=token, rank=number, host=host, pid=100 + number, **more)
         return link
 
     def end(self, *links: socket.socket) -> None:
         for link in links:
             link.close()
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         self.monitor.server.close()
         self.monitor.selector.close()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def say(link: socket.socket, **message: Any) -> None:
@@ -260,15 +271,65 @@ def test_the_monitor_tells_of_a_rank_that_ends(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"gpunet: {want}\n"
 
 
+def test_a_rank_that_comes_late_is_told_of_the_failure_too() -> None:
+    jobs = Monitored(2)
+    jobs.rank(1).close()
+    wait_until(lambda: jobs.monitor.failed)
+    late = jobs.rank(0)
+    assert failed(late).startswith("rank 1 of 2 on host h (pid 101) has ended without a word")
+    jobs.end(late)
+
+
 def test_the_monitor_knows_whom_a_rank_waits_for() -> None:
     jobs = Monitored(3)
     first, second = jobs.rank(0), jobs.rank(1)
-    say(second, count=3, within=False, at="last in b")
+    say(second, count=3, within=False, at="last in b", now="in read, data.py:7")
+    # Connections are read in any order.
+    wait_until(lambda: 1 in jobs.monitor.ranks and jobs.monitor.ranks[1].now)
     say(first, late=4, seconds=27.0, count=4, within=True, at="in c")
     text = failed(first)
     assert "rank 0, in c, has waited 27 seconds for" in text
+    assert "rank 1 of 3 on host h (pid 101), last in b, now in read, data.py:7; " in text
     assert "rank 2, which is unknown to the monitor" in text
-    jobs.end(first, second)
+    jobs.end(first, second, jobs.rank(2))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_monitor_removes_the_memory_of_its_host_that_nobody_removes(fails: bool, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for path in (here, there):
+        path.write_bytes(b"")
+    jobs = Monitored(2)
+    links = [jobs.rank(0, shared=[str(here)]), jobs.rank(1, host="other", shared=[str(there)])]
+    wait_until(lambda: len(jobs.monitor.ranks) == 2)
+    if not fails:
+        for link in links:
+            say(link, bye=0)
+    jobs.end(*links)
+    assert here.exists() != fails
+    assert there.exists(), "a file of another host by the same name"
+
+
+def test_what_a_process_is_at() -> None:
+    """The operator of a kernel that a thread is in, else the line of the main thread."""
+    found: list[str] = []
+    ask = threading.Thread(target=lambda: found.append(whereabouts.doing()))
+    ask.start()
+    ask.join()
+    assert re.fullmatch(r"in test_what_a_process_is_at, test_distributed_single\.py:\d+", found[0])
+    release, inside = threading.Event(), threading.Event()
+
+    def kernel(ctx: Any) -> None:
+        inside.set()
+        release.wait()
+
+    work = threading.Thread(target=kernel, args=(SimpleNamespace(op=SimpleNamespace(where="[Op] op 1")),))
+    work.start()
+    inside.wait()
+    found[0] = whereabouts.doing()
+    release.set()
+    work.join()
+    assert re.fullmatch(r"in \[Op\] op 1 \(kernel, test_distributed_single\.py:\d+\)", found[0])
 
 
 def test_the_monitor_wants_the_token() -> None:
