@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
 from gpunet.cpu_fallback.steps import in_turn
+from gpunet.cpu_fallback.taps import TapPlan, bind_taps, plan_taps
 from gpunet.cpu_fallback.tiles import backward_rows, bind_tiles, plan_tiles
 from gpunet.cpu_fallback.winograd import (
     WinogradPlan,
@@ -45,6 +47,9 @@ from gpunet.specs import TensorSpec, spec
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 Run = Callable[[], Any]
+
+#: How many times as many windows dX may have as Y, to be made as a convolution on narrow images.
+_MOST_GROWTH: Final = 1.5
 
 
 def _layout(args: Arguments, x: Any, w: Any) -> Layout:
@@ -89,6 +94,14 @@ def _backward_winograd(layout: Layout, dtype: np.dtype) -> WinogradPlan | None:
 def _backward_phases(layout: Layout) -> PhasePlan | None:
     """A plan for dX where it is no convolution by rows."""
     return plan_phases(layout) if backward_rows(layout) is None else None
+
+
+def _backward_taps(layout: Layout, has_data: bool) -> TapPlan | None:
+    """A plan for all gradients, where dX is no convolution by rows that multiplies about as much."""
+    window = layout.window
+    growth = math.prod(window.image) / max(1, window.positions)
+    by_rows = has_data and growth <= _MOST_GROWTH and backward_rows(layout) is not None
+    return None if by_rows else plan_taps(layout)
 
 
 def _by_winograd(
@@ -201,13 +214,17 @@ class _Backward(NamedTuple):
     filters: WinogradPlan | None
     images: WinogradPlan | None
     phases: PhasePlan | None
+    taps: TapPlan | None = None  #: of all gradients; nothing else then
 
 
 def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
     filters = _winograd(layout, dtype)
+    images = _backward_winograd(layout, dtype) if has_data else None
+    taps = _backward_taps(layout, has_data) if filters is None and images is None else None
+    if taps is not None:
+        return _Backward(None, None, None, taps)
     if not has_data:
         return _Backward(filters, None, None)
-    images = _backward_winograd(layout, dtype)
     phases = None if images is not None else _backward_phases(layout)
     return _Backward(None if images is None and phases is None else filters, images, phases)
 
@@ -215,6 +232,8 @@ def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
     plans = _backward(layout, inputs[0].dtype, _has_data_gradient(op.args, op.outputs))
+    if plans.taps is not None:
+        return plans.taps.scratch()
     wanted = [
         _column_scratch(op, layout, inputs, outputs)
         if plans.filters is None
@@ -262,8 +281,10 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     dw = outputs[0]
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if _has_data_gradient(args, outputs) else None
-    (memory,) = ctx.scratch
     plans = _backward(layout, x.dtype, dx is not None)
+    if plans.taps is not None:
+        return bind_taps(plans.taps, x, w, dy, dw, db, dx, ctx.scratch)
+    (memory,) = ctx.scratch
     apart = plans.images is not None or plans.phases is not None
     if plans.filters is not None:
         own = _pieces(memory, filter_gradient_scratch(plans.filters))

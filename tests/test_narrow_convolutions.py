@@ -1,11 +1,11 @@
-"""Convolutions with few elements in a window, whose products are the outputs themselves."""
+"""Convolutions with few elements in a window, and gradients of convolutions on narrow images."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gpunet.cpu_fallback import convolution, direct, lanes, threads
+from gpunet.cpu_fallback import convolution, direct, lanes, taps, threads
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from tests.op_check import execute
@@ -72,7 +72,51 @@ def test_where_it_is_not_taken():
         assert direct.plan_direct(convolution._layout(op.args, x, w), x.dtype) is None
 
 
-@pytest.mark.parametrize("case", DIRECT.values(), ids=DIRECT)
+#: Those whose gradients are made by rows of the window, with dX or without it.
+TAPS = {
+    "wide-window": Case((7, 20, 12, 11), (25, 5, 5), (1, 1), (0, 0, 0, 0), (1, 1), True, True),
+    "steps": Case((13, 16, 9, 8), (32, 3, 3), (2, 2), (1, 0, 1, 1), (1, 1), True, True),
+    "uneven": Case((6, 12, 19, 10), (20, 5, 2), (3, 1), (3, 0, 1, 1), (1, 1), True, True),
+    "gaps": Case((25, 24, 13, 12), (32, 2, 2), (3, 3), (0, 0, 0, 0), (1, 1), True, True),
+    "left-over": Case((16, 24, 12, 12), (32, 3, 3), (2, 4), (0, 0, 0, 0), (1, 1), True, True),
+    "dilated": Case((8, 20, 11, 12), (24, 5, 3), (2, 3), (2, 2, 2, 2), (1, 2), True, True),
+    "space": Case((5, 8, 7, 6, 9), (24, 3, 3, 4), (1, 2, 1), (1, 1, 1, 0, 1, 1), (1, 1, 1), True, True),
+    "line": Case((32, 48, 12), (40, 5), (1,), (2, 2), (1,), False, True),
+}
+
+
+def _scratch(case: Case, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> int:
+    """Elements of scratch."""
+    found = convolution._gradient_scratch(Operator(definition(case, gradient=True)), inputs, outputs)
+    return sum(s.size for s in found)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 17, taps._BLOCK_BYTES])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-6), ("float16", 2e-3)])
+@pytest.mark.parametrize("case", TAPS.values(), ids=TAPS)
+def test_gradients_of_narrow_images(
+    case: Case, dtype: str, tolerance: float, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(taps, "_BLOCK_BYTES", block_bytes)
+    x, w, b, dy = arrays(case, dtype)
+    op = definition(case, gradient=True)
+    layout = convolution._layout(Operator(definition(case)).args, x, w)
+    assert convolution._backward(layout, x.dtype, has_data=True).taps is not None
+    _, *wanted = expected(case, x, w, b, dy)
+    assert _scratch(case, [x, w, dy], [w, b, x]) <= 2 * (2 * x.size + 2 * w.size + dy.size)
+    for found, value in zip(execute(op, [x, w, dy]), wanted, strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, value, rtol=tolerance, atol=tolerance * np.abs(value).max())
+    for outputs, no_bias, values in ((["dw", "db"], 0, wanted[:2]), (["dw"], 1, wanted[:1])):
+        op.output[:] = outputs
+        del op.arg[:]
+        op.arg.extend(definition(case, gradient=True).arg)
+        op.arg.add(name="no_bias", i=no_bias)
+        for found, value in zip(execute(op, [x, w, dy]), values, strict=True):
+            np.testing.assert_allclose(found, value, rtol=tolerance, atol=tolerance * np.abs(value).max())
+
+
+@pytest.mark.parametrize("case", [*DIRECT.values(), *TAPS.values()], ids=[*DIRECT, *TAPS])
 def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
     inputs = arrays(case, "float32")
     results = []
