@@ -113,8 +113,16 @@ def as_net_def(net: NetLike) -> NetDef:
 
         return parse(NetDef, net, what="net")
     if not isinstance(net, NetDef):
-        raise NetError(f"found {type(net).__name__} as a net, wanted a gpunet.Net, a NetDef or its bytes")
+        raise NetError(
+            f"found {class_of(net)} as a net, wanted a gpunet.Net, a NetDef of gpunet or its bytes"
+        )
     return net
+
+
+def class_of(value: object) -> str:
+    """The whole name of a value's class: messages of Caffe2 have the names of those of gpunet."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def check_order(net: NetDef, exists: Callable[[str], bool] = lambda name: False) -> None:

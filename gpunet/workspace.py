@@ -14,7 +14,7 @@ from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value, spec_of
 from gpunet.devices import CPU, Device, parse_device
 from gpunet.errors import BlobError, DataTypeError, NetError
 from gpunet.kernels import RunState, load
-from gpunet.net import Net, NetLike, as_net_def
+from gpunet.net import Net, NetLike, as_net_def, class_of
 from gpunet.options import Options, options_of
 from gpunet.program import Program
 from gpunet.proto import NetDef, OperatorDef
@@ -150,7 +150,7 @@ class Workspace:
             op = parse(OperatorDef, op, what="operator")
         if not isinstance(op, OperatorDef):
             raise NetError(
-                f"found {type(op).__name__} as an operator, wanted an OperatorDef or its bytes "
+                f"found {class_of(op)} as an operator, wanted an OperatorDef of gpunet or its bytes "
                 "(run_once runs nets)"
             )
         self._run(Program(NetDef(op=[op]), self, self._state(""), Options()))

@@ -126,10 +126,28 @@ def test_what_is_no_name_of_a_blob_is_no_input(given):
         gpunet.make_operator("Relu", "x", given)
 
 
-@pytest.mark.parametrize("given", [gpunet.Net("n"), NetDef(), {"type": "Relu"}, "Relu"], ids=str)
-def test_what_is_no_operator_does_not_run(ws, given):
-    with pytest.raises(NetError, match=rf"found {type(given).__name__} as an operator, wanted an Op"):
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (gpunet.Net("n"), "gpunet.net.Net"),
+        (NetDef(), "gpunet.proto.gpunet_pb2.NetDef"),
+        ({"type": "Relu"}, "dict"),
+        ("Relu", "str"),
+    ],
+    ids=str,
+)
+def test_what_is_no_operator_does_not_run(ws, given, kind):
+    with pytest.raises(NetError, match=f"found {kind} as an operator, wanted an OperatorDef of gpunet"):
         ws.run_operator(given)
+
+
+def test_messages_of_another_program_are_told_from_those_of_gpunet(ws):
+    """Caffe2's have the same names, and give their bytes."""
+    foreign = type("NetDef", (), {"__module__": "caffe2.proto.caffe2_pb2"})()
+    wanted = r"found caffe2\.proto\.caffe2_pb2\.NetDef as a net, wanted .* a NetDef of gpunet or its bytes"
+    for run in (ws.run_once, ws.create, lambda net: gpunet.infer(net, {})):
+        with pytest.raises(NetError, match=wanted):
+            run(foreign)
 
 
 @pytest.fixture
