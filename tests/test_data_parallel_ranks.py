@@ -91,16 +91,19 @@ def test_the_residual_network_trains_alike(ranks: int) -> None:
     np.testing.assert_allclose(found, alone("resnet")["losses"], atol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_step_of_the_residual_network_at_its_usual_rate(ranks: int) -> None:
-    """One step, so that nothing has grown yet: gradients differ by rounding errors alone, and updates by
-    those of the parameters, which are larger than they are.
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_steps_of_the_residual_network_at_its_usual_rate(ranks: int) -> None:
+    """Each step begins where one process is, so that nothing can grow from step to step. Gradients differ by
+    rounding errors alone, but for steps in which an input of ReLU is 0 but for these.
     """
-    found = measured(ranks, "first_step")["first_step"]
-    assert found["loss"] == pytest.approx(alone("first_step")["loss"], abs=1e-5)
-    assert len(found["gradients"]) == len(found["updates"]) == 65
-    assert max(found["gradients"].values()) < 1e-5
-    assert max(found["updates"].values()) < 1e-4
+    found, expected = measured(ranks, "usual_rate")["usual_rate"], alone("usual_rate")["losses"]
+    assert len(expected) == training.STEPS
+    assert max(expected) - min(expected) > 0.5, "it learns"
+    np.testing.assert_allclose(found["losses"], expected, atol=1e-5)
+    assert np.median(found["gradients"]) < 1e-5
+    # Updates differ by the rounding of parameters, which are larger than they are.
+    assert np.median(found["updates"]) < 1e-4
+    assert max(found["gradients"] + found["updates"]) < 1e-2
 
 
 def test_the_residual_network_needs_synchronised_batch_norm() -> None:
@@ -109,7 +112,7 @@ def test_the_residual_network_needs_synchronised_batch_norm() -> None:
     assert np.abs(np.subtract(found["unsynced"]["losses"], expected)).max() > 1e-3
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_compressed_gradients_train_alike(ranks: int) -> None:
     # Above what rounding, or the rank of PowerSGD, does, and below what half a gradient would do: 0.1 with
     # the perceptron, more with LeNet.
