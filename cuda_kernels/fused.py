@@ -338,7 +338,7 @@ class _Writer:
     def _loops(self) -> list[str]:
         lines = []
         # Divisions of 32 bits are several times as fast.
-        for opening, index in (("  if (n <= 0x7fffffff) {", "uint32"), ("  } else {", "int64")):
+        for opening, index in (("  if (n <= GPUNET_NARROW) {", "uint32"), ("  } else {", "int64")):
             found, call = self._element(index)
             lines += [opening, "    GPUNET_LOOP(at, n) {", *(f"      {line}" for line in found)]
             lines += [f"      store(y, at, {call});", "    }"]
@@ -349,7 +349,7 @@ class _Writer:
             f"  typedef Total<{self._type}>::type A;",
             "  const auto finish = [=](A total) -> A { return divisor == 1 ? total : total / (A)divisor; };",
         ]
-        branches = (("uint32", "  if (n <= 0x7fffffff) {"), ("int64", "  } else {"))
+        branches = (("uint32", "  if (n <= GPUNET_NARROW) {"), ("int64", "  } else {"))
         for index, opening in branches if self._indexed() else (("int64", "  {"),):
             found, call = self._element(index)
             lines += [opening, "    const auto element = [=](int64 at) -> A {"]

@@ -73,7 +73,7 @@ __device__ inline int64 element_of_channel(I r, int64 channels, int64 pixels) {
   return image * channels * pixels + (r - image * (I)pixels);
 }
 __device__ inline int64 element_of(int64 r, int64 channels, int64 pixels) {
-  return r <= 0x7fffffff ? element_of_channel<uint32>((uint32)r, channels, pixels) : element_of_channel<int64>(r, channels, pixels);
+  return r <= GPUNET_NARROW ? element_of_channel<uint32>((uint32)r, channels, pixels) : element_of_channel<int64>(r, channels, pixels);
 }
 
 // Mean and sum of squared distances to it, of each slice: partial[2 * slice][channel] and the row after it.
@@ -233,11 +233,11 @@ __device__ inline void loop_channels(int64 n, int64 channels, int64 pixels, F f)
 template <int N, typename F, typename G>
 __device__ inline void each_channel(int64 n, int64 channels, int64 pixels, bool packed, F f, G single) {
   packed = packed && (pixels == 1 ? channels : pixels) % N == 0;
-  if (packed && n <= 0x7fffffff)
+  if (packed && n <= GPUNET_NARROW)
     loop_channels<uint32, N>(n, channels, pixels, f);
   else if (packed)
     loop_channels<int64, N>(n, channels, pixels, f);
-  else if (n <= 0x7fffffff)
+  else if (n <= GPUNET_NARROW)
     loop_channels<uint32, 1>(n, channels, pixels, single);
   else
     loop_channels<int64, 1>(n, channels, pixels, single);

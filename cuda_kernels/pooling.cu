@@ -86,7 +86,7 @@ __device__ inline void pool_blocks(const T* x, T* y, int64 outer, int64 inner, c
 template <typename Pool, typename T>
 __device__ inline void pool_fwd(const T* x, T* y, int64 outer, int64 inner, const Window& w, int32 include_padding) {
   const int64 most = w.pixels() > w.positions() ? w.pixels() : w.positions();
-  if (outer * inner * most <= 0x7fffffff)
+  if (outer * inner * most <= GPUNET_NARROW)
     pool_windows<Pool, uint32>(x, y, outer, inner, w, include_padding);
   else
     pool_windows<Pool, int64>(x, y, outer, inner, w, include_padding);
@@ -137,7 +137,7 @@ __device__ inline void gather_windows(G gradient, T* dx, int64 outer, int64 inne
 template <typename T, typename G>
 __device__ inline void pool_bwd(G gradient, T* dx, int64 outer, int64 inner, const Window& w) {
   const int64 most = w.pixels() > w.positions() ? w.pixels() : w.positions();
-  if (outer * inner * most <= 0x7fffffff)
+  if (outer * inner * most <= GPUNET_NARROW)
     gather_windows<uint32>(gradient, dx, outer, inner, w);
   else
     gather_windows<int64>(gradient, dx, outer, inner, w);

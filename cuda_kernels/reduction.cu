@@ -13,7 +13,7 @@ struct Dimensions {
   __device__ int64 offset(int64 index) const {
     if (count <= 1) return index * stride[0];
     // Divisions of 32 bits are several times as fast.
-    return index <= 0x7fffffff ? split((uint32)index) : split(index);
+    return index <= GPUNET_NARROW ? split((uint32)index) : split(index);
   }
   template <typename I>
   __device__ int64 split(I rest) const {
@@ -248,7 +248,7 @@ __device__ inline void reduce_bwd(const T* dy, const T* x, const T* y, T* dx, in
                                   const SpreadShape& s) {
   typedef typename Accumulate<T>::type A;
   GPUNET_LOOP(i, n) {
-    const int64 k = n <= 0x7fffffff ? spread_offset((uint32)i, s) : spread_offset(i, s);
+    const int64 k = n <= GPUNET_NARROW ? spread_offset((uint32)i, s) : spread_offset(i, s);
     store(dx, i, reduced_gradient<A>(kind, load(dy, k), (A)factor, x, i, y, k));
   }
 }

@@ -14,7 +14,7 @@ __device__ inline void loop_copy_rows(const T* x, T* y, I n, I width, int64 x_st
 // Rows of `width` neighbours at any distance from each other.
 template <typename T>
 __device__ inline void copy_rows(const T* x, T* y, int64 n, int64 width, int64 x_step, int64 y_step) {
-  if (n <= 0x7fffffff)
+  if (n <= GPUNET_NARROW)
     loop_copy_rows<uint32>(x, y, n, width, x_step, y_step);
   else
     loop_copy_rows<int64>(x, y, n, width, x_step, y_step);
@@ -37,7 +37,7 @@ __device__ inline void loop_copy_strided(const T* x, T* y, int64 n, const Stride
 
 template <typename T>
 __device__ inline void copy_strided(const T* x, T* y, int64 n, const Strides& strides) {
-  if (n <= 0x7fffffff)
+  if (n <= GPUNET_NARROW)
     loop_copy_strided<uint32>(x, y, n, strides);
   else
     loop_copy_strided<int64>(x, y, n, strides);

@@ -24,7 +24,7 @@ template <typename T, typename R, typename F>
 __device__ inline void map_along(const T* a, const T* b, R* c, int64 n, int64 a_inner, int64 a_count, int64 b_inner,
                                  int64 b_count, F f) {
   // Divisions of 32 bits are several times as fast.
-  if (n <= 0x7fffffff)
+  if (n <= GPUNET_NARROW)
     loop_along<uint32>(a, b, c, n, a_inner, a_count, b_inner, b_count, f);
   else
     loop_along<int64>(a, b, c, n, a_inner, a_count, b_inner, b_count, f);
@@ -52,7 +52,7 @@ __device__ inline void loop_strided(const T* a, const T* b, R* c, int64 n, const
 
 template <typename T, typename R, typename F>
 __device__ inline void map_strided(const T* a, const T* b, R* c, int64 n, const Strides& strides, F f) {
-  if (n <= 0x7fffffff)
+  if (n <= GPUNET_NARROW)
     loop_strided<uint32>(a, b, c, n, strides, f);
   else
     loop_strided<int64>(a, b, c, n, strides, f);

@@ -94,7 +94,7 @@ __device__ inline void loop_sum_strided(const T* x, R* y, uint8* partial, const 
 // A block for each result and slice. Here and below, sums are of type A.
 template <typename T, typename R, typename A>
 __device__ inline void sum_strided(const T* x, R* y, uint8* partial, const SumShape& s, int negate) {
-  if (s.kept * s.reduced <= 0x7fffffff)
+  if (s.kept * s.reduced <= GPUNET_NARROW)
     loop_sum_strided<A, uint32>(x, y, partial, s, negate);
   else
     loop_sum_strided<A, int64>(x, y, partial, s, negate);
