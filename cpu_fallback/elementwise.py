@@ -12,6 +12,7 @@ import numpy as np
 from gpunet.arguments import Arguments
 from gpunet.broadcasting import align, legacy_shape
 from gpunet.cpu_fallback.guards import guard, guard_scratch
+from gpunet.cpu_fallback.pieces import in_pieces
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, is_same, wide_constant
 from gpunet.errors import KernelError
@@ -49,18 +50,21 @@ def sum_into(source: Array, target: Array, shape: Shape) -> Step | None:
 
 
 @kernel("Add", binds=True)
+@in_pieces
 def add(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``C = A + B``."""
     return partial(np.add, *lined_up(inputs, args), outputs[0])
 
 
 @kernel("Sub", binds=True)
+@in_pieces
 def sub(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``C = A - B``."""
     return partial(np.subtract, *lined_up(inputs, args), outputs[0])
 
 
 @kernel("Mul", binds=True)
+@in_pieces
 def mul(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``C = A B``."""
     return partial(np.multiply, *lined_up(inputs, args), outputs[0])

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.pieces import bound, in_pieces
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, ScratchFunction, kernel
 from gpunet.operator import Operator
@@ -62,12 +63,14 @@ def momentum_sgd(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
     momentum_step(g, m, lr.item(), outputs[0], outputs[1], args, ctx.scratch[0])
 
 
-@kernel("MomentumSGDUpdate", scratch=scratch_like_input(1))
 def momentum_sgd_update(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Moment and step, and ``param' = param - step``."""
     g, m, lr, param = inputs
     momentum_step(g, m, lr.item(), outputs[0], outputs[1], args, ctx.scratch[0])
     np.subtract(param, outputs[0], out=outputs[2])
+
+
+kernel("MomentumSGDUpdate", binds=True, scratch=scratch_like_input(1))(in_pieces(bound(momentum_sgd_update)))
 
 
 def adagrad_step(
@@ -196,7 +199,6 @@ def adam_correction(args: Arguments, iteration: int) -> float:
     return math.sqrt(1 - beta2**t) / (1 - beta1**t)
 
 
-@kernel("Adam", scratch=scratch_like_input(1))
 def adam(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
     """Moments, then ``w' = w + lr c m' / (sqrt(v') + eps)``."""
     w, m, v, g, lr, iteration = inputs
@@ -211,6 +213,9 @@ def adam(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
         np.multiply(t, correction, out=effective[0])
     np.multiply(t, lr.item() * correction, out=t)
     np.add(w, t, out=new_w)
+
+
+kernel("Adam", binds=True, scratch=scratch_like_input(1))(in_pieces(bound(adam)))
 
 
 @kernel("Wngrad", scratch=scratch_like_input(1))

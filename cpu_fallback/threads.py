@@ -40,6 +40,21 @@ def _ranks_here() -> int:
     return max(1, discover().local_size)
 
 
+def cuts(count: int, item_bytes: int, passes: int = 1) -> list[tuple[int, int]]:
+    """Ranges that cover ``range(count)`` once: pieces for a cache, as many as there are threads if it pays.
+
+    Args:
+        count: items.
+        item_bytes: bytes of one item.
+        passes: how often each is passed over.
+    """
+    step = max(1, PIECE_BYTES // max(1, item_bytes))
+    threads = min(thread_count(), count * item_bytes * passes // THREAD_BYTES, count)
+    if threads > 1:
+        step = min(step, -(-count // threads))
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 def split(count: int, item_bytes: int, work: Callable[[int, int], None], passes: int = 1) -> None:
     """Calls ``work(begin, end)`` on pieces that cover ``range(count)`` once, from several threads if it pays.
 
@@ -49,12 +64,5 @@ def split(count: int, item_bytes: int, work: Callable[[int, int], None], passes:
         work: handles the items from ``begin`` to ``end - 1``; results must not depend on where the cuts are.
         passes: how often it goes over an array of that size.
     """
-    most = max(1, PIECE_BYTES // max(1, item_bytes))
-    threads = min(thread_count(), count * item_bytes * passes // THREAD_BYTES, count)
-    if threads < 2:
-        for start in range(0, count, most):
-            work(start, min(start + most, count))
-        return
-    step = min(most, -(-count // threads))
-    pieces = [partial(work, start, min(start + step, count)) for start in range(0, count, step)]
-    CREW.run(pieces, thread_count())
+    pieces = [partial(work, begin, end) for begin, end in cuts(count, item_bytes, passes)]
+    CREW.run(pieces, thread_count() if count * item_bytes * passes >= 2 * THREAD_BYTES else 1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.guards import guard, guard_scratch
+from gpunet.cpu_fallback.pieces import in_pieces
 from gpunet.cpu_fallback.precision import Array, Arrays
 from gpunet.cpu_fallback.steps import (
     Specs,
@@ -27,6 +28,7 @@ def _ufunc_kernel(type: str, function: np.ufunc) -> None:
     """The kernel is one call of a NumPy function."""
 
     @kernel(type, binds=True)
+    @in_pieces
     def bind(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
         return partial(function, inputs[0], outputs[0])
 
@@ -41,6 +43,7 @@ for _type, _function in (
 
 
 @kernel("Sqrt", binds=True, scratch=guard_scratch)
+@in_pieces
 def sqrt(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y`` is the square root of X."""
     guarding, (x,) = guard(inputs, ctx)
@@ -48,6 +51,7 @@ def sqrt(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -
 
 
 @kernel("Log", binds=True, scratch=guard_scratch)
+@in_pieces
 def log(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = ln(X)``."""
     guarding, (x,) = guard(inputs, ctx)
@@ -55,6 +59,7 @@ def log(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) ->
 
 
 @kernel("Sign", binds=True)
+@in_pieces
 def sign(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = -1, 0 or 1``; 0 for NaN."""
     x, (y,) = inputs[0], outputs
@@ -74,12 +79,14 @@ def negate_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Kerne
 
 
 @kernel("Scale", binds=True)
+@in_pieces
 def scale(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = scale X``."""
     return partial(np.multiply, inputs[0], wide_constant(args.scale, inputs[0]), outputs[0])
 
 
 @kernel("Clip", binds=True)
+@in_pieces
 def clip(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = min(max(X, min), max)``."""
     x, (y,) = inputs[0], outputs
@@ -101,6 +108,7 @@ def _two_masks(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
 
 
 @kernel("ClipGradient", binds=True, scratch=_two_masks)
+@in_pieces
 def clip_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY`` where ``min < Y < max``, else 0."""
     y, dy = inputs
@@ -115,6 +123,7 @@ def clip_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelC
 
 
 @kernel("AbsGradient", binds=True, scratch=mask_scratch)
+@in_pieces
 def abs_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY sign(X)``; 0 where X is 0, whatever dY."""
     x, dy = inputs

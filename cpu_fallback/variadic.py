@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.pieces import in_pieces
 from gpunet.cpu_fallback.precision import Array, Arrays, widened
 from gpunet.cpu_fallback.steps import Specs, Step, copy_step, in_turn, is_same, keep_step, mask_scratch
 from gpunet.kernels import KernelContext, kernel
@@ -33,24 +34,28 @@ def _folded(function: np.ufunc, inputs: Arrays, outputs: Arrays, ctx: KernelCont
 
 
 @kernel("Sum", "SumInt", binds=True, scratch=_wide_scratch)
+@in_pieces
 def sum_all(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = X0 + X1 + ...``."""
     return _folded(np.add, inputs, outputs, ctx)
 
 
 @kernel("Max", binds=True, scratch=_wide_scratch)
+@in_pieces
 def maximum(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = max(X0, X1, ...)``."""
     return _folded(np.maximum, inputs, outputs, ctx)
 
 
 @kernel("Min", binds=True, scratch=_wide_scratch)
+@in_pieces
 def minimum(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = min(X0, X1, ...)``."""
     return _folded(np.minimum, inputs, outputs, ctx)
 
 
 @kernel("MaxGradient", "MinGradient", binds=True, scratch=mask_scratch)
+@in_pieces
 def extremum_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = dY`` where X is the extremum, else 0."""
     y, dy, *tensors = inputs
@@ -71,6 +76,7 @@ def _term_scratch(op: Operator, inputs: Specs, outputs: Specs) -> Specs:
 
 
 @kernel("WeightedSum", binds=True, scratch=_term_scratch)
+@in_pieces
 def weighted_sum(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = w0 X0 + w1 X1 + ...``."""
     (y,) = outputs
