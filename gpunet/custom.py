@@ -66,6 +66,7 @@ def operator(
     scalars: ScalarsFunction | None = None,
     grid: GridFunction | None = None,
     inplace: Collection[tuple[int, int]] = (),
+    elementwise: bool = False,
     doc: str = "",
 ) -> OpSchema:
     """Registers an operator for ``cpu`` and, with ``cuda``, for ``cuda:N`` and ``sim:N``; returns its schema.
@@ -98,6 +99,8 @@ def operator(
         grid: (inputs, outputs, arguments) to (blocks, threads), 32 to 1024 threads; by default enough for a
             ``GPUNET_LOOP`` over ``n``.
         inplace: pairs (input, output) that may share one blob; both kernels must be right then.
+        elementwise: the output is at each position a function of the inputs at that position: on the CPU it
+            may be computed in blocks, with what comes before and behind it (:func:`gpunet.schema.register`).
         doc: one paragraph with the formula.
 
     Raises:
@@ -126,6 +129,7 @@ def operator(
         infer=infer or _like_first,
         args=args,
         inplace=inplace,
+        elementwise=elementwise,
         gradient=_by_name(gradient) if isinstance(gradient, str) else gradient,
         doc=doc or (numpy.__doc__ or "").strip(),
     )

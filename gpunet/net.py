@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -169,6 +170,19 @@ def check_types(net: NetDef) -> None:
             f"net {net.name!r}: {len(unknown)} of its {len(net.op)} operators are of types that gpunet does "
             f"not have: {', '.join(types)}; gpunet.custom.operator adds types"
         )
+
+
+def check_kept(net: NetDef, keep: Iterable[str], exists: Callable[[str], bool] = lambda name: False) -> None:
+    """Raises :class:`NetError` where a blob to be kept is none of the net, and none that ``exists``."""
+    known = {name for op in net.op for name in (*op.input, *op.output)}.union(net.external_input)
+    unknown = next((name for name in keep if name not in known and not exists(name)), None)
+    if unknown is None:
+        return
+    near = difflib.get_close_matches(unknown, sorted(known), n=3) or sorted(known)[:3]
+    raise NetError(
+        f"net {net.name!r} cannot keep {unknown!r}: none of its operators reads or writes such a blob, "
+        f"wanted one of its {len(known)} blobs{', as ' * bool(near)}{', '.join(map(repr, near))}"
+    )
 
 
 def check_source(net: NetDef, index: int, name: str) -> None:

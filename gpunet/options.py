@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -80,7 +79,7 @@ def options_of(
     A net that declares external outputs keeps those; one that declares none keeps all blobs.
 
     Raises:
-        NetError: an unknown engine, a number that makes no sense, or a blob to keep that there is not.
+        NetError: an unknown engine, or a number that makes no sense.
     """
     name = net.type if engine is None else engine
     if name not in ENGINES:
@@ -94,7 +93,6 @@ def options_of(
     for option, given in (("keep", keep), ("without", without)):
         if isinstance(given, str):
             raise NetError(f"net {net.name!r}: {option} is the text {given!r}, wanted names, as [{given!r}]")
-    _check_kept(net, keep or ())
     if keep is None and net.external_output:
         keep = net.external_output
     return Options(
@@ -105,14 +103,3 @@ def options_of(
         frozenset(without),
         recompute,
     )
-
-
-def _check_kept(net: NetDef, keep: Collection[str]) -> None:
-    known = {name for op in net.op for name in (*op.input, *op.output)}.union(net.external_input)
-    unknown = next((name for name in keep if name not in known), None)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown, sorted(known), n=3) or sorted(known)[:3]
-        raise NetError(
-            f"net {net.name!r} cannot keep {unknown!r}: none of its operators reads or writes such a blob, "
-            f"wanted one of its {len(known)} blobs{', as ' * bool(near)}{', '.join(map(repr, near))}"
-        )

@@ -29,7 +29,7 @@ from gpunet.errors import BlobError, DeviceError
 from gpunet.graph import Graph, Node, Value, build
 from gpunet.graph_engine import run_graph, run_live
 from gpunet.kernels import KernelContext, RunState, StopNet, exists, find
-from gpunet.net import check_order, check_types
+from gpunet.net import check_kept, check_order, check_types
 from gpunet.observers import Observer, observed
 from gpunet.operator import Operator
 from gpunet.options import ASYNC, GRAPH, SIMPLE, Options
@@ -64,6 +64,7 @@ class Program:
     def __init__(self, net: NetDef, workspace: Workspace, state: RunState, options: Options) -> None:
         check_types(net)
         check_order(net, workspace.has)
+        check_kept(net, options.keep or (), workspace.has)
         check_names(options.without)
         self.name = net.name
         self.workspace = workspace

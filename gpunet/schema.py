@@ -77,8 +77,12 @@ InferFunction: TypeAlias = Callable[["Operator", Sequence[Any]], Sequence[BlobSp
 GradientFunction: TypeAlias = Callable[["GradientBuilder"], Sequence["OperatorDef"]]
 FlopsFunction: TypeAlias = Callable[["Operator", Sequence[Any], Sequence[Any]], int]
 CheckFunction: TypeAlias = Callable[["Operator"], None]
-#: Dynamic for every definition, or for those that the function picks.
-Dynamic: TypeAlias = bool | Callable[["Operator"], bool]
+#: True of every definition, or of those that the function picks.
+Property: TypeAlias = bool | Callable[["Operator"], bool]
+#: From the operator and the number of dimensions of its tensors to one of these.
+AxisFunction: TypeAlias = Callable[["Operator", int], int]
+#: Positions of inputs and of outputs.
+Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class GradientRule:
@@ -121,9 +125,15 @@ class OpSchema:
     flops: FlopsFunction | None = None
     check: CheckFunction | None = None
     random: bool = False
-    dynamic: Dynamic = False
+    dynamic: Property = False
     host: bool = False
     chain: str = ""
+    elementwise: Property = False
+    total: str = ""
+    view: bool = False
+    joins: AxisFunction | None = None
+    cuts: AxisFunction | None = None
+    channels: Places | Callable[[Operator], Places] | None = None
     input_counts: frozenset[int] | None = None
     output_counts: frozenset[int] | None = None
     doc: str = ""
@@ -150,6 +160,17 @@ class OpSchema:
     def is_dynamic(self, op: Operator) -> bool:
         """Whether output shapes of this definition depend on data."""
         return self.dynamic(op) if callable(self.dynamic) else self.dynamic
+
+    def is_elementwise(self, op: Operator) -> bool:
+        """Whether this definition gives at each position a function of what it reads there."""
+        return self.elementwise(op) if callable(self.elementwise) else self.elementwise
+
+    def channel_places(self, op: Operator) -> Places | None:
+        """The inputs and outputs of this definition that have channels; ``None`` where that is not known."""
+        if self.channels is None:
+            return None
+        inputs, outputs = self.channels(op) if callable(self.channels) else self.channels
+        return inputs, tuple(o for o in outputs if o < len(op.outputs))
 
     def validate(self, op: Operator) -> None:
         """Checks numbers of inputs and outputs, in-place pairs and the schema's own rule; raises
@@ -224,9 +245,15 @@ def register(
     flops: FlopsFunction | None = None,
     check: CheckFunction | None = None,
     random: bool = False,
-    dynamic: Dynamic = False,
+    dynamic: Property = False,
     host: bool = False,
     chain: str = "",
+    elementwise: Property = False,
+    total: str = "",
+    view: bool = False,
+    joins: AxisFunction | None = None,
+    cuts: AxisFunction | None = None,
+    channels: Places | Callable[[Operator], Places] | None = None,
     input_counts: Iterable[int] | None = None,
     output_counts: Iterable[int] | None = None,
     doc: str = "",
@@ -253,6 +280,17 @@ def register(
             learning rates).
         chain: operators with the same name here run one after another, in the order of the net, on a lane of
             their own (collectives, which all ranks must enter in one order).
+        elementwise: the single output is at each position a function of the inputs at that position, and
+            has their shape; where there is an argument ``broadcast`` and there are two inputs, of what they
+            are there when broadcast against each other. Runs of such operators are fused.
+        total: ``"sum"`` or ``"mean"``, if that is what the operator gives where its output has one element:
+            of all elements of its input. Such a one may end a fused run.
+        view: output 0 has the elements of input 0 in the same order, and only another shape: the two may be
+            one memory.
+        joins: the dimension along which output 0 is the inputs one behind the other.
+        cuts: the dimension along which the outputs are parts of input 0.
+        channels: positions of the inputs and outputs that are images or filters with channels in dimension 1,
+            and in the last one where the argument ``order`` is NHWC. On GPUs such operators may get that.
         input_counts: the numbers of inputs allowed, where optional and variadic do not say it.
         output_counts: the same for outputs.
         doc: one paragraph with the formula.
@@ -276,6 +314,12 @@ def register(
         dynamic=dynamic,
         host=host,
         chain=chain,
+        elementwise=elementwise,
+        total=total,
+        view=view,
+        joins=joins,
+        cuts=cuts,
+        channels=channels,
         input_counts=None if input_counts is None else frozenset(input_counts),
         output_counts=None if output_counts is None else frozenset(output_counts),
         doc=doc,

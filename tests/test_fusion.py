@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet import custom, schema
 from gpunet.cli.explain import node_text
 from gpunet.cpu_fallback import fused as cpu_fused
 from gpunet.cuda_kernels import fused as cuda_fused
 from gpunet.cuda_kernels import nvrtc
 from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DeviceError
-from gpunet.operators.fused import BROADCASTING, POINTWISE
 from gpunet.passes import fusion
 from gpunet.proto import DeviceOption, NetDef, OperatorDef
 from gpunet.records import check_races
@@ -303,10 +303,10 @@ def everything(dtype: np.dtype) -> list[OperatorDef]:
         ops += [op(type, operands, f"{type}_b"), op("Cast", f"{type}_b", f"{type}_f", to=back)]
         made.append(f"{type}_f")
     args = {"Scale": {"scale": 0.1}, "Clip": {"min": -0.3, "max": 0.7}, "ClipGradient": {"min": -0.3}}
-    two = POINTWISE & {"ReluGradient", "SigmoidGradient", "TanhGradient", "ClipGradient", "AbsGradient"}
+    two = {"ReluGradient", "SigmoidGradient", "TanhGradient", "ClipGradient", "AbsGradient"}
     skipped = {"Sigmoid", "Abs", "Not", "Cast", "Pow", "FloatToHalf", "HalfToFloat", *bools, "GT"}
-    for type in sorted((POINTWISE | BROADCASTING) - skipped):
-        operands = "x z" if type in two else "z v" if type in BROADCASTING else "v"
+    for type in sorted(cuda_fused.written_types() - skipped):
+        operands = "x z" if type in two else "z v" if type in ("Add", "Sub", "Mul", "Div") else "v"
         operands = {"Sum": "x z u", "Max": "x z u", "Min": "x z u"}.get(type, operands)
         ops.append(op(type, operands, f"{type}_f", **args.get(type, {})))
         made.append(f"{type}_f")
@@ -334,13 +334,32 @@ def test_every_type_gives_the_same_bits(device, dtype, monkeypatch):
     monkeypatch.setattr(fusion, "MAX_OPERATORS", 200)
     ops = everything(np.dtype(dtype))
     used = {o.type for o in ops}
-    expected = (POINTWISE | BROADCASTING) - ({"HalfToFloat"} if dtype != np.float16 else set())
+    expected = cuda_fused.written_types() - ({"HalfToFloat"} if dtype != np.float16 else set())
     assert used == expected
     assert types(same(ops, device, dtype=dtype)) == ["FusedElementwise"]
 
 
-def test_all_types_are_written_in_cuda():
-    assert cuda_fused.written_types() == POINTWISE | BROADCASTING
+def test_all_elementwise_types_but_sign_are_written_in_cuda():
+    """Those of floats; SumInt gives whole numbers."""
+    declared = {type for type in schema.registered_types() if schema.lookup(type).elementwise}
+    built_in = {type for type in declared if not type.startswith("Test")}
+    assert built_in - cuda_fused.written_types() == {"Sign", "SumInt"}
+    assert cuda_fused.written_types() < declared
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_operator_of_ones_own_that_declares_itself_elementwise_is_fused(device):
+    """On a device that has no formula for it, what is before and behind it is fused without it."""
+    if "TestTwist" not in schema.registered_types():
+        custom.operator("TestTwist", numpy=lambda x: x * np.abs(x), elementwise=True, doc="``X |X|``")
+        custom.operator("TestWhole", numpy=lambda x: x * np.abs(x), doc="``X |X|``")
+    before = [op("Tanh", "x", "a"), op("Sqr", "a", "b")]
+    behind = [op("Negative", "t", "u"), op("Scale", "u", "y", scale=2.0)]
+    apart = ["FusedElementwise", "{}", "FusedElementwise"]
+    whole = ["FusedElementwise"] if device == "cpu" else apart
+    for kind, wanted in (("TestTwist", whole), ("TestWhole", apart)):
+        found = types(same([*before, op(kind, "b", "t"), *behind], device))
+        assert [type for type in found if type != "copy"] == [type.format(kind) for type in wanted]
 
 
 def test_sources_do_not_depend_on_shapes_and_can_be_printed():

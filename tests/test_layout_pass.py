@@ -345,8 +345,9 @@ def test_a_residual_network_predicts_with_channels_innermost():
 # The table of operators: what each gives on turned tensors is what it gives, turned.
 
 
-ELEMENTWISE = layout.POINTWISE | layout.BROADCASTING
-CHANNELS = {*layout._FIXED, *layout._FORWARD, *layout._BACKWARD, *layout._JOINING, *layout._SPLITTING}
+SCHEMAS = [schema.lookup(type) for type in schema.registered_types() if not type.startswith("Test")]
+ELEMENTWISE = {each.type for each in SCHEMAS if each.elementwise}
+CHANNELS = {each.type for each in SCHEMAS if each.channels or each.joins or each.cuts}
 POSSIBLE = ELEMENTWISE | CHANNELS
 
 

@@ -11,7 +11,7 @@ from gpunet.cuda_kernels.sim import toolchain
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.records import check_races
-from tests.nets import op
+from tests.nets import DEVICES, op
 
 ALL = [p.name for p in PASSES if p.optional]
 
@@ -143,6 +143,68 @@ def test_inputs_that_live_on_are_not_overwritten():
     ops = [op("Reshape", "x", "v old", shape=[6]), op("Relu", "v", "v"), op("Sum", "x x", "y")]
     ws, _ = ran(ops, "in_place")
     np.testing.assert_array_equal(ws.fetch("x"), np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("engine", ["simple", "async_scheduling", "graph"])
+def test_a_reshaped_tensor_is_a_view_though_both_are_read_later(device, engine):
+    """As in training, where the gradient of a pooling reads what a Flatten has given to the layer behind."""
+    ops = [
+        op("Tanh", "x", "a"),
+        op("Flatten", "a", "v"),
+        op("Softmax", "v", "s", axis=1),
+        op("ResizeLike", "v a", "w"),
+        op("Add", "a w", "b"),
+        op("Flatten", "b", "f"),
+        op("Add", "f s", "y"),
+    ]
+    x = np.random.default_rng(0).normal(size=(4, 3, 5)).astype(np.float32)
+    results = []
+    for without in ((), ("in_place",)):
+        ws = gpunet.Workspace(device)
+        ws.feed("x", x)
+        net = NetDef(name="n", op=ops, external_input=["x"], external_output=["y"])
+        ws.create(net, engine=engine, workers=2, streams=2, without=["fusion", *without])
+        ws.run("n", 3)
+        assert not check_races(ws.program("n"))
+        results.append(ws.fetch("y"))
+        (segment,) = ws.program("n").segments()
+        places = {value.name: place for value, place in segment.compiled.places.items()}
+        assert (places["a"] is places["v"] is places["w"]) == (not without)
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_allclose(results[0].sum(), 4 + 2 * np.tanh(x).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        # One of the two is overwritten while the other is still to be read: by name, or by a later operator.
+        [op("Relu", "v", "v"), op("Sum", "a", "y")],
+        [op("Relu", "a", "a"), op("Sqr", "v", "y")],
+        [op("Relu", "v", "r"), op("Sum", "a", "y"), op("Sum", "r r", "z")],
+        [op("Relu", "a", "r"), op("Sum", "v", "y"), op("Sum", "r r", "z")],
+    ],
+)
+def test_a_reshaped_tensor_and_its_source_keep_their_values(ops):
+    ops = [op("Tanh", "x", "a"), op("Reshape", "a", "v old", shape=[-1]), *ops]
+    keep = ["y", *("z" for o in ops if "z" in o.output)]
+    got, _ = ran(ops, "in_place", keep=keep)
+    want, _ = ran(ops, "dead_code", keep=keep)
+    for name in keep:
+        np.testing.assert_array_equal(got.fetch(name), want.fetch(name))
+
+
+def test_a_control_input_that_is_merged_away_still_orders():
+    ops = [
+        op("Tanh", "x", "a"),
+        op("Tanh", "x", "b"),
+        op("Sqr", "x", "c"),
+        op("Sum", "a b c", "y"),
+    ]
+    ops[2].control_input.append("b")
+    _, nodes = ran(ops, "common_subexpressions")
+    assert types(nodes) == ["Tanh", "Sqr", "Sum"]
+    assert nodes[1].after == nodes[0].outputs
 
 
 def convolution_and_norm(**norm) -> tuple[list[OperatorDef], dict[str, np.ndarray]]:

@@ -26,6 +26,7 @@ def _activation(type: str, formula: str, derivative: str, flops: int) -> None:
         infer=same_as_input,
         gradient=_from_output(f"{type}Gradient"),
         flops=flops_per_output(flops),
+        elementwise=True,
         doc=f"Elementwise ``Y = {formula}``.",
     )
     register(
@@ -35,6 +36,7 @@ def _activation(type: str, formula: str, derivative: str, flops: int) -> None:
         inplace=[(1, 0)],
         infer=same_as_both,
         flops=flops_per_output(flops + 1),
+        elementwise=True,
         doc=f"``dX = dY * {derivative}``.",
     )
 

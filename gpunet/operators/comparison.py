@@ -30,6 +30,7 @@ def _binary(type: str, symbol: str, types: Types, inplace: Sequence[tuple[int, i
         infer=_infer_comparison,
         gradient=NOT_DIFFERENTIABLE,
         flops=flops_per_output(),
+        elementwise=True,
         doc=f"Elementwise ``C = A {symbol} B``.",
     )
 
@@ -48,6 +49,7 @@ register(
     infer=same_as_input,
     gradient=NOT_DIFFERENTIABLE,
     flops=flops_per_output(),
+    elementwise=True,
     doc="Elementwise ``Y = not X``.",
 )
 

@@ -98,6 +98,7 @@ register(
     args=[*transposed_arguments(), GROUP, NO_GRADIENT_TO_INPUT],
     gradient=make_gradient,
     flops=_flops,
+    channels=((0, 1), (0,)),
     check=check_group,
     doc=(
         "Each element of X adds its filter, times itself, to Y: ``Y[n, m, o * stride - pad + k] += "

@@ -12,7 +12,7 @@ from gpunet.operator import Operator
 from gpunet.operators.window import Window, resolve_window, window_arguments
 from gpunet.proto import OperatorDef
 from gpunet.rules import describe, want_same_type, want_shape
-from gpunet.schema import FLOATS, FlopsFunction, InferFunction, Input, Output, register
+from gpunet.schema import FLOATS, FlopsFunction, InferFunction, Input, Output, Places, register
 from gpunet.specs import TensorSpec, format_shape
 
 #: Forward types with the number of spatial dimensions that they take; ``None`` takes any.
@@ -157,10 +157,16 @@ def _register(type: str, rank: int | None) -> None:
         args=[*window_arguments("filter"), GROUP, NO_GRADIENT_TO_INPUT],
         gradient=make_gradient,
         flops=_flops,
+        channels=((0, 1), (0,)),
         check=check_group,
         doc=_DOC,
     )
     register_gradient(type, window_arguments("filter"), _infer_gradient, _flops_gradient)
+
+
+def _gradient_channels(op: Operator) -> Places:
+    data = len(op.outputs) == (2 if op.args.no_bias else 3)
+    return (0, 1, 2), (0, *((len(op.outputs) - 1,) if data else ()))
 
 
 def register_gradient(
@@ -193,6 +199,7 @@ def register_gradient(
             Bool("no_bias", False, "the forward operator had no bias: outputs are dW and dX"),
         ],
         flops=flops,
+        channels=_gradient_channels,
         check=_check_gradient,
         doc=f"Gradients of {type}: outputs dW, db, dX, or dW, dX with ``no_bias``; dX may be left out.",
     )

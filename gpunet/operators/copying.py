@@ -28,7 +28,14 @@ from gpunet.schema import (
 from gpunet.specs import TensorSpec
 
 
-def _copy(type: str, doc: str, gradient: GradientFunction | GradientRule, *, inplace: bool = False) -> None:
+def _copy(
+    type: str,
+    doc: str,
+    gradient: GradientFunction | GradientRule,
+    *,
+    inplace: bool = False,
+    elementwise: bool = False,
+) -> None:
     register(
         type,
         inputs=[Input("X", "tensor of any shape and type")],
@@ -36,6 +43,7 @@ def _copy(type: str, doc: str, gradient: GradientFunction | GradientRule, *, inp
         inplace=[(0, 0)] if inplace else [],
         infer=same_as_input,
         gradient=gradient,
+        elementwise=elementwise,
         doc=doc,
     )
 
@@ -62,7 +70,7 @@ def _pass_through(g: GradientBuilder) -> list[OperatorDef]:
     return []
 
 
-_copy("Copy", "Copies X.", _copy_gradient)
+_copy("Copy", "Copies X.", _copy_gradient, elementwise=True)
 _copy("CopyFromCPUInput", "Copies X from the CPU to the device of the operator.", NOT_DIFFERENTIABLE)
 _copy("EnsureCPUOutput", "Copies X, wherever it is, to the CPU.", NO_GRADIENT)
 _copy(
@@ -76,9 +84,18 @@ _copy(
     _copied_back_by("CopyCPUToGPU"),
 )
 _copy(
-    "Alias", "Makes Y equal to X. Here it copies: the two share no memory, unlike in Caffe2.", _pass_through
+    "Alias",
+    "Makes Y equal to X. Here it copies: the two share no memory, unlike in Caffe2.",
+    _pass_through,
+    elementwise=True,
 )
-_copy("StopGradient", "Copies X; no gradient flows back through it.", NO_GRADIENT, inplace=True)
+_copy(
+    "StopGradient",
+    "Copies X; no gradient flows back through it.",
+    NO_GRADIENT,
+    inplace=True,
+    elementwise=True,
+)
 
 register(
     "CopyOnDeviceLike",
@@ -134,6 +151,7 @@ register(
     ],
     infer=_infer_cast,
     gradient=_cast_gradient,
+    elementwise=True,
     doc="Converts the element type. Fractions are cut off, whole numbers wrap around, any number but 0 is "
     "true, floats become text with six decimals.",
 )
@@ -163,6 +181,7 @@ register(
     ],
     infer=_infer_half,
     gradient=_converted_back_by("HalfToFloat"),
+    elementwise=True,
     doc="Rounds to float16.",
 )
 
@@ -172,5 +191,6 @@ register(
     outputs=[Output("Y", "float32 tensor of the shape of X")],
     infer=_infer_float,
     gradient=_converted_back_by("FloatToHalf"),
+    elementwise=True,
     doc="Widens float16 to float32.",
 )

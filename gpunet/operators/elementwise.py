@@ -66,6 +66,7 @@ def _arithmetic(
         infer=_infer_div if with_result else infer_binary,
         gradient=gradient,
         flops=flops_per_output(),
+        elementwise=True,
         doc=f"Elementwise ``C = A {symbol} B``."
         + (" Whole numbers are divided towards zero; a zero divisor is an error." if with_result else ""),
     )
@@ -209,5 +210,6 @@ register(
     check=_check_pow,
     gradient=_pow_gradient,
     flops=flops_per_output(10),
+    elementwise=lambda op: len(op.inputs) == 1,
     doc="Elementwise ``Y = X^E``, or ``X^exponent``.",
 )

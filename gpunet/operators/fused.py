@@ -19,24 +19,6 @@ from gpunet.rules import want_size
 from gpunet.schema import ALL_INPLACE, Input, Output, register
 from gpunet.specs import Shape, TensorSpec
 
-#: Operators whose single output has, at each position, a function of the inputs at that position; inputs have
-#: the shape of the output.
-POINTWISE: Final = frozenset(
-    [
-        *("Relu", "ReluGradient", "Sigmoid", "SigmoidGradient", "Tanh", "TanhGradient"),
-        *("Sum", "Max", "Min", "Pow", "Scale", "Clip", "ClipGradient", "Sqr", "Sqrt", "Exp", "Log"),
-        *("Abs", "AbsGradient", "Negative", "NegateGradient", "Not"),
-        *("Copy", "Alias", "StopGradient", "Cast", "FloatToHalf", "HalfToFloat"),
-    ]
-)
-#: The same of two inputs, which are broadcast against each other.
-BROADCASTING: Final = frozenset(
-    ["Add", "Sub", "Mul", "Div", "EQ", "NE", "GT", "GE", "LT", "LE", "And", "Or", "Xor"]
-)
-#: Sums over all elements of the input, which can end a body; and those of them that are means.
-TOTALS: Final = frozenset(["SumElements", "AveragedLoss", "ReduceSum", "ReduceMean"])
-_MEANS: Final = frozenset(["AveragedLoss", "ReduceMean"])
-
 
 @dataclass(frozen=True)
 class Body:
@@ -95,7 +77,7 @@ def read_body(op: Operator, inputs: Sequence[Any]) -> Body:
         for name, operand, x in zip(net.external_input, operands, inputs, strict=True)
     }
     operators = [Operator(definition, op.net_name, op.index) for definition in net.op]
-    total = operators.pop() if operators[-1].type in TOTALS else None
+    total = operators.pop() if operators[-1].schema.total else None
     for inner in operators:
         (found,) = inner.infer([specs.get(name) for name in inner.inputs])
         if not isinstance(found, TensorSpec) or found.shape != shape:
@@ -107,7 +89,9 @@ def read_body(op: Operator, inputs: Sequence[Any]) -> Body:
             "a body that sums has no operator in front of the sum, wanted one that gives its input"
         )
     size = math.prod(shape)
-    divides = total is not None and (total.type in _MEANS or bool(getattr(total.args, "average", False)))
+    divides = total is not None and (
+        total.schema.total == "mean" or bool(getattr(total.args, "average", False))
+    )
     return Body(tuple(operators), shape, operands, specs, result, total, max(size, 1) if divides else 1)
 
 

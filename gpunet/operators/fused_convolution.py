@@ -15,7 +15,7 @@ from gpunet.operators.convolution import GROUP, check_group, infer_forward, mult
 from gpunet.operators.matmul import FC_ARGS, fc_flops, infer_fc
 from gpunet.operators.window import window_arguments
 from gpunet.rules import want_same_type, want_shape
-from gpunet.schema import FLOATS, Input, Output, register
+from gpunet.schema import FLOATS, Input, Output, Places, register
 from gpunet.specs import TensorSpec
 
 #: Words that end an epilogue.
@@ -73,6 +73,11 @@ def _flops(op: Operator, inputs: Sequence[TensorSpec], outputs: Sequence[TensorS
     return multiplications(inputs[1], outputs[0]) + len(words_of(op.args)) * outputs[0].size
 
 
+def _channels(op: Operator) -> Places:
+    added = (len(op.inputs) - 1,) if "add" in words_of(op.args) else ()
+    return (0, 1, *added), (0,)
+
+
 register(
     "FusedConv",
     inputs=[
@@ -93,6 +98,7 @@ register(
     ],
     infer=_infer,
     flops=_flops,
+    channels=_channels,
     check=_check,
     doc="A convolution as of Conv, and what follows it, without another pass over memory: ``Y = act(W * X "
     "+ b + R)``. The pass epilogues makes it; nets do not contain it.",

@@ -72,6 +72,7 @@ for _type in ("Concat", "DepthConcat"):
         infer=_infer_concat,
         check=_check_axis_or_order,
         gradient=_concat_gradient,
+        joins=join_axis,
         doc="Joins tensors along a dimension, by default that of the channels.",
     )
 
@@ -136,6 +137,7 @@ for _type in ("Split", "DepthSplit"):
         infer=_infer_split,
         check=_check_axis_or_order,
         gradient=_split_gradient,
+        cuts=join_axis,
         dynamic=lambda op: len(op.inputs) == 2,
         doc="Splits a tensor along a dimension, by default that of the channels: the inverse of Concat.",
     )

@@ -124,6 +124,7 @@ register(
     infer=lambda op, inputs: [inputs[0].with_shape()],
     gradient=_like_first(0, -1),
     flops=flops_per_input(1),
+    total="mean",
     doc="``Y = mean X``.",
 )
 register(

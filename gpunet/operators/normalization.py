@@ -91,6 +91,7 @@ register(
     infer=_infer_lrn,
     gradient=_lrn_gradient,
     flops=_lrn_flops,
+    channels=((0,), (0, 1)),
     doc="Local response normalization across channels: ``Y = X scale^-beta`` with ``scale = bias + alpha / "
     "size * sum X^2``, "
     "the sum over the window of `size` channels around each (channels outside count as 0). Source: A. "
@@ -110,6 +111,7 @@ register(
     check=_check_lrn,
     infer=_infer_lrn_gradient,
     flops=_lrn_flops,
+    channels=((0, 1, 2), (0,)),
     doc="Gradient of LRN: ``dX = dY scale^-beta - 2 alpha beta / size * X * sum (dY Y / scale)`` over the "
     "same window.",
 )
@@ -217,6 +219,7 @@ register(
     infer=_infer_bn,
     gradient=_bn_gradient,
     flops=flops_per_input(6),
+    channels=((0,), (0,)),
     doc="Batch normalization over all dimensions but the channels: ``Y = scale (X - mean) / sqrt(var + "
     "epsilon) + bias``, with the "
     "(biased) variance of the batch in training and the running statistics at test. The running variance "
@@ -247,6 +250,7 @@ register(
     check=_check_num_batches,
     infer=_infer_bn_gradient,
     flops=flops_per_input(9),
+    channels=((0, 2), (0,)),
     doc="Gradients of SpatialBN in training, with ``n`` elements a channel and ``xhat = (X - mean) "
     "inv_std``: ``dbias = sum dY``, "
     "``dscale = sum dY xhat``, ``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``.",

@@ -83,6 +83,7 @@ def _register(kind: str, suffix: str, formula: str, derivative: str, extra: Sequ
         args=args,
         gradient=_gradient,
         flops=_flops,
+        channels=((0,), (0,)),
         doc=formula,
     )
     register(
@@ -96,6 +97,7 @@ def _register(kind: str, suffix: str, formula: str, derivative: str, extra: Sequ
         infer=_infer_gradient,
         args=args,
         flops=_flops_gradient,
+        channels=((0, 1, 2), (0,)),
         doc=derivative,
     )
 

@@ -78,6 +78,7 @@ for _name, _what, _derivative in (
         infer=lambda op, inputs: [_reduced(op, inputs[0])],
         gradient=_reduce_gradient,
         flops=flops_per_input(2 if _name in ("L1", "L2") else 1),
+        total={"Sum": "sum", "Mean": "mean"}.get(_name, ""),
         doc=f"{_what} over dimensions.",
     )
     register(

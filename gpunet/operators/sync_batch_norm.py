@@ -58,6 +58,7 @@ register(
     infer=_infer_moments,
     gradient=NO_GRADIENT,
     flops=flops_per_input(3),
+    channels=((0,), ()),
     doc="What the mean and the variance of a batch follow from, and can be added over batches. The gradient "
     "of SyncBatchNorm covers this operator.",
 )
@@ -118,6 +119,7 @@ register(
     infer=_infer_forward,
     gradient=_gradient,
     flops=flops_per_input(2),
+    channels=((0,), (0,)),
     doc="SpatialBN in training, with the mean and the variance of the batches of all ranks. Input weight is "
     "for the gradient: each rank's gradients are those of its own mean loss.",
 )
@@ -142,6 +144,7 @@ register(
     args=[ORDER],
     infer=_infer_sums,
     flops=flops_per_input(4),
+    channels=((0, 1), ()),
     doc="The sums that the gradient of SyncBatchNorm needs over all ranks.",
 )
 
@@ -172,6 +175,7 @@ register(
     args=[ORDER],
     infer=_infer_backward,
     flops=flops_per_input(6),
+    channels=((0, 2), (0,)),
     doc="``dX = scale inv_std (dY - (dbias + xhat dscale) / (n weight))`` with the sums ``dbias`` and "
     "``dscale`` and the number ``n`` of elements a channel over all ranks.",
 )

@@ -44,6 +44,7 @@ def _total(
         infer=_infer_scalar,
         gradient=gradient,
         flops=flops_per_input(flops),
+        total="sum" if formula == "sum(X)" else "",
         doc=f"``Y = {formula}`` over all elements{' or their mean' if types == FLOATS else ''}.",
     )
 

@@ -42,6 +42,7 @@ def _unary(
         infer=same_as_input,
         gradient=gradient,
         flops=flops_per_output(flops) if flops else None,
+        elementwise=True,
         doc=f"Elementwise ``Y = {formula}``.{' ' if doc else ''}{doc}",
     )
 
@@ -57,6 +58,7 @@ def _gradient_operator(
         inplace=[(1, 0)] if inplace else [],
         infer=same_as_both,
         flops=flops_per_output(flops),
+        elementwise=True,
         doc=f"``dX = {formula}``.",
     )
 

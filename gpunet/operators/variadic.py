@@ -44,6 +44,7 @@ for _type, _types in (("Sum", NUMBERS), ("SumInt", frozenset(NUMBERS - FLOATS)))
         infer=_infer_equal,
         gradient=_sum_gradient if _type == "Sum" else NOT_DIFFERENTIABLE,
         flops=_flops_per_input_element(1),
+        elementwise=True,
         doc="Elementwise sum of any number of tensors" + ("." if _type == "Sum" else " of whole numbers."),
     )
 
@@ -71,6 +72,7 @@ def _extremum(type: str, word: str) -> None:
         infer=_infer_equal,
         gradient=gradient,
         flops=_flops_per_input_element(1),
+        elementwise=True,
         doc=f"Elementwise {word} of any number of tensors.",
     )
     register(

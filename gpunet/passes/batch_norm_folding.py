@@ -53,6 +53,8 @@ def _foldable(
         and readers.get(middle) == [norm]
         and not kept(middle.name)
         and len(norm.inputs) == 5
+        and not conv.after
+        and not norm.after
         and all(value.entry and value.name not in written for value in parameters)
         and len({value.spec.dtype for value in parameters if hasattr(value.spec, "dtype")}) == 1
     )

@@ -19,6 +19,7 @@ def merge_common_subexpressions(graph: Graph, kept: Callable[[str], bool]) -> Gr
     nodes = []
     for node in graph.nodes:
         node.inputs = tuple(replaced.get(value, value) for value in node.inputs)
+        node.after = tuple(replaced.get(value, value) for value in node.after)
         if not node.repeatable or any(kept(v.name) or v in taken for v in node.outputs):
             nodes.append(node)
             continue

@@ -3,6 +3,9 @@
 A group ends at an operator whose output is wanted; it takes in, one by one, the operators whose output only
 the group reads. So it gives one value, stores no other, and nothing outside depends on one of its operators
 and feeds another. It runs where its last operator ran: what it reads must not be overwritten before.
+
+Schemas say which operators are elementwise, or sums over everything. On the CPU all of these can be fused; on
+a GPU, those that there is a formula in CUDA for.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import importlib
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +23,7 @@ from gpunet.devices import CPU
 from gpunet.dtypes import float_limits, is_float
 from gpunet.graph import Graph, Node, Value
 from gpunet.operator import Operator
-from gpunet.operators.fused import BROADCASTING, POINTWISE, TOTALS, expression
+from gpunet.operators.fused import expression
 from gpunet.passes.uses import Uses, is_plain, merged_node, with_nodes
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.specs import Shape, TensorSpec
@@ -69,6 +72,8 @@ class _Fusion:
         self._graph = graph
         self._uses = Uses(graph, kept)
         self._constants = {value for node in graph.nodes if node.constant for value in node.outputs}
+        #: Whether there are fused kernels of operators on other devices than the CPU, by what decides it.
+        self._written: dict[Hashable, bool] = {}
 
     def run(self) -> Graph:
         nodes: list[Node | None] = list(self._graph.nodes)
@@ -85,7 +90,7 @@ class _Fusion:
     def _grown(self, last: int, node: Node, nodes: Sequence[Node | None]) -> _Group | None:
         """The group that ends at a node; ``None`` if that is no such group, or of one node."""
         group = _started(last, node)
-        if group is None:
+        if group is None or not self._is_written(node, group.operands[last]):
             return None
         size, output = math.prod(group.shape), node.outputs[0]
         if size == 0 or (node.device == CPU and size < CPU_ELEMENTS) or not self._fits(group, last, output):
@@ -107,11 +112,26 @@ class _Fusion:
         operands = _operands(node, group.shape)
         if not internal or operands is None or node.device != group.nodes[group.last].device:
             return False
+        if not self._is_written(node, operands):
+            return False
         group.nodes[position], group.operands[position] = node, operands
         if len(group.inputs()) <= MAX_INPUTS and self._fits(group, position, output):
             return True
         del group.nodes[position], group.operands[position]
         return False
+
+    def _is_written(self, node: Node, operands: tuple[_Operand, ...]) -> bool:
+        """Whether the device has kernels for groups with such an operator in it."""
+        if node.op is None or node.device == CPU or node.op.schema.total:
+            return True
+        specs = [value.spec for value in (*node.inputs, *node.outputs)]
+        types = tuple(s.dtype for s in specs if isinstance(s, TensorSpec))
+        arguments = tuple(arg.SerializeToString(deterministic=True) for arg in node.op.definition.arg)
+        key = node.op.type, arguments, types, node.device.kind
+        if key not in self._written:
+            shape = specs[-1].shape if isinstance(specs[-1], TensorSpec) else ()
+            self._written[key] = _fused_node(_Group(0, shape, {0: node}, {0: operands})) is not None
+        return self._written[key]
 
     def _fits(self, group: _Group, position: int, output: Value) -> bool:
         """Whether what the node at ``position`` reads still holds when the group runs, and may lie where the
@@ -134,7 +154,7 @@ class _Fusion:
 
 def _started(position: int, node: Node) -> _Group | None:
     """A group of the last node alone: an elementwise operator, or the sum behind one."""
-    if node.op is not None and node.op.type in TOTALS:
+    if node.op is not None and node.op.schema.total:
         if not _plain(node) or not _is_total(node):
             return None
         spec = node.inputs[0].spec
@@ -170,18 +190,22 @@ def _plain(node: Node) -> bool:
 def _operands(node: Node, shape: Shape) -> tuple[_Operand, ...] | None:
     """What an operator reads, if it gives at each position of ``shape`` a function of what it reads there."""
     op = node.op
-    if op is None or not _plain(node) or op.type not in POINTWISE | BROADCASTING:
+    if op is None or not _plain(node) or not op.schema.is_elementwise(op):
         return None
     specs = [value.spec for value in (*node.inputs, *node.outputs)]
     tensors = [s for s in specs if isinstance(s, TensorSpec)]
     if len(tensors) != len(specs) or tensors[-1].shape != shape or not _numbers_fit(op, tensors):
         return None
     shapes: Sequence[Shape] = [s.shape for s in tensors[:-1]]
-    if op.type in BROADCASTING:
+    if _broadcasts(op):
         *shapes, _ = align(op.args, shapes[0], shapes[1])
-    elif any(s != shape for s in shapes) or (op.type == "Pow" and len(shapes) > 1):
+    elif any(s != shape for s in shapes):
         return None
     return tuple(zip(node.inputs, shapes, strict=True))
+
+
+def _broadcasts(op: Operator) -> bool:
+    return "broadcast" in op.schema.arg_table and len(op.inputs) == 2
 
 
 def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
@@ -190,7 +214,7 @@ def _numbers_fit(op: Operator, specs: Sequence[TensorSpec]) -> bool:
     Whole numbers are converted and compared only: dividing them can fail, which names a position.
     """
     *inputs, output = ("f" if is_float(s.dtype) else s.dtype.kind for s in specs)
-    takes = "fiub" if op.type in ("Cast", "Copy", "Alias", "StopGradient") or output == "b" else "f"
+    takes = "fiub" if op.schema.flops is None or output == "b" else "f"
     if (
         any(kind not in takes for kind in inputs)
         or output not in "fb"
@@ -236,7 +260,7 @@ def _body(group: _Group, inputs: Sequence[_Operand]) -> NetDef:
             continue
         copy = OperatorDef(type=node.op.type, input=[names[o] for o in group.operands[position]])
         # Operands are lined up already.
-        axes = ("broadcast", "axis", "axis_str", "order") if node.op.type in BROADCASTING else ()
+        axes = ("broadcast", "axis", "axis_str", "order") if _broadcasts(node.op) else ()
         copy.arg.extend(arg for arg in node.op.definition.arg if arg.name not in axes)
         names[node.outputs[0], group.shape] = f"t{len(body.op)}"
         copy.output.append(f"t{len(body.op)}")

@@ -16,8 +16,8 @@ core is used and nothing is gained. Blobs that are kept stay as they are, so wit
 nothing. On the CPU it does nothing either: NumPy's kernels are made for channels first (by rows,
 by Winograd's tiles), and there are no tensor cores.
 
-Left alone: Dropout (which elements it drops depends on their places in memory), Reshape, FC and all else that
-is not in :func:`_laid_out`.
+Left alone: Dropout (which elements it drops depends on their places in memory), Reshape, FC and all else
+whose schema does not tell where its channels are.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from gpunet.graph import Graph, Node, Value
 from gpunet.kernels import find, reason_against
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS
-from gpunet.operators.fused import BROADCASTING, POINTWISE
 from gpunet.operators.fused_convolution import words_of
-from gpunet.operators.joining import join_axis
-from gpunet.operators.pooling import POOLING_RANKS
 from gpunet.passes.uses import with_nodes
 from gpunet.proto import OperatorDef
+from gpunet.schema import Places
 from gpunet.specs import BlobSpec, TensorSpec
 
 #: Suffix of the names of tensors with channels innermost.
@@ -50,53 +48,28 @@ SUFFIX: Final = "/nhwc"
 #: How many times the bytes of its borders a region must save.
 MARGIN: Final = 2
 
-_Places = tuple[tuple[int, ...], tuple[int, ...]]
-
+#: Convolutions and their gradients, which cuDNN runs with channels innermost whatever they are given.
 _FORWARD: Final = (*CONVOLUTIONS, "ConvTranspose", "FusedConv")
 _BACKWARD: Final = tuple(f"{type}Gradient" for type in _FORWARD[:-1])
-#: Inputs and outputs that have channels, of operators for which they are always the same.
-_FIXED: Final[dict[str, _Places]] = {
-    **{f"{kind}Pool{rank}": ((0,), (0,)) for kind in ("Max", "Average") for rank in POOLING_RANKS},
-    **{
-        f"{kind}Pool{rank}Gradient": ((0, 1, 2), (0,))
-        for kind in ("Max", "Average")
-        for rank in POOLING_RANKS
-    },
-    "SpatialBN": ((0,), (0,)),
-    "SpatialBNGradient": ((0, 2), (0,)),
-    "SyncBatchNormMoments": ((0,), ()),
-    "SyncBatchNorm": ((0,), (0,)),
-    "BatchNormSums": ((0, 1), ()),
-    "SyncBatchNormGradient": ((0, 2), (0,)),
-    "LRN": ((0,), (0, 1)),
-    "LRNGradient": ((0, 1, 2), (0,)),
-}
-_JOINING: Final = ("Concat", "DepthConcat")
-_SPLITTING: Final = ("Split", "DepthSplit")
 
 
-def _laid_out(node: Node) -> _Places | None:
+def _laid_out(node: Node) -> Places | None:
     """Which inputs and outputs of a node have channels, filters included; ``None`` for other operators."""
     op = node.op
     if op is None or node.constant or getattr(op.args, "order", "NCHW") != "NCHW":
         return None
     every = tuple(range(len(node.inputs))), tuple(range(len(node.outputs)))
-    if op.type in _FORWARD:
-        return (0, 1, *((every[0][-1],) if _adds(op) else ())), (0,)
-    if op.type in _BACKWARD:
-        data = len(node.outputs) == (2 if op.args.no_bias else 3)
-        return (0, 1, 2), (0, *((every[1][-1],) if data else ()))
-    if op.type in _JOINING + _SPLITTING:
-        joins, first = op.type in _JOINING, node.inputs[0].spec
-        if op.args.add_axis or not isinstance(first, TensorSpec) or join_axis(op, first.rank) != 1:
+    along = op.schema.joins or op.schema.cuts
+    if along is not None:
+        first = node.inputs[0].spec
+        if op.args.add_axis or not isinstance(first, TensorSpec) or along(op, first.rank) != 1:
             return None
-        return (every[0], (0,)) if joins else ((0,), every[1])
-    if op.type in POINTWISE | BROADCASTING:
+        return (every[0], (0,)) if op.schema.joins else ((0,), every[1])
+    if op.schema.is_elementwise(op):
         specs = [value.spec for value in (*node.inputs, *node.outputs)]
         shapes = {s.shape if isinstance(s, TensorSpec) else None for s in specs}
         return every if len(shapes) == 1 else None
-    places = _FIXED.get(op.type)
-    return None if places is None else (places[0], tuple(o for o in places[1] if o < len(node.outputs)))
+    return op.schema.channel_places(op)
 
 
 def _adds(op: Operator) -> bool:
@@ -116,7 +89,7 @@ class _Turned:
 
     node: Node
     op: Operator
-    places: _Places
+    places: Places
     gain: int
 
     @property
@@ -328,21 +301,21 @@ def _shape(node: Node) -> tuple[int, ...]:
     return spec.shape if isinstance(spec, TensorSpec) else ()
 
 
-def _definition(op: Operator, places: _Places, rank: int) -> OperatorDef:
+def _definition(op: Operator, places: Places, rank: int) -> OperatorDef:
     """The definition on tensors with channels innermost."""
     definition = OperatorDef()
     definition.CopyFrom(op.definition)
     for names, chosen in ((definition.input, places[0]), (definition.output, places[1])):
         for index in chosen:
             names[index] += SUFFIX
-    joins = op.type in _JOINING + _SPLITTING
-    dropped = ("order", "axis") if joins else ("order",)
+    along = op.schema.joins or op.schema.cuts
+    dropped = ("order", "axis") if along else ("order",)
     kept = [arg for arg in definition.arg if arg.name not in dropped]
     del definition.arg[:]
     definition.arg.extend(kept)
-    if joins:
+    if along:
         definition.arg.add(name="axis", i=rank - 1)
-    elif "order" in op.schema.arg_table and op.type not in BROADCASTING:
+    elif "order" in op.schema.arg_table and not op.schema.is_elementwise(op):
         definition.arg.add(name="order", s=b"NHWC")
     return definition
 
