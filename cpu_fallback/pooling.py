@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.columns import Index, Slices, axis_slices, canonical_images, phase_slices
+from gpunet.cpu_fallback.disjoint import bind_disjoint, plan_disjoint
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
@@ -236,8 +237,15 @@ def _phases(op: Operator, x: Any) -> _Phases:
 
 
 def _max_gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-    """For each lane, one phase of X, of Y, of dY, of dX, products, and a mask."""
-    cells, dtype = _phases(op, inputs[0]).cells, inputs[0].dtype
+    """For each lane, one phase of X, of Y, of dY, of dX, products, and a mask; or what windows apart need."""
+    disjoint = plan_disjoint(*_window(op, inputs[0]), inputs[0].dtype)
+    if disjoint is not None:
+        return disjoint.scratch()
+    return _phase_scratch(op, inputs[0])
+
+
+def _phase_scratch(op: Operator, x: Any) -> list[TensorSpec]:
+    cells, dtype = _phases(op, x).cells, x.dtype
     return [spec((cells,), kind) for kind in (*[dtype] * 5, np.dtype(np.bool_))] * LANES
 
 
@@ -259,6 +267,14 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
     (dx,) = outputs
     plan = _phases(ctx.op, dx)
     window, batch, channels = _window(ctx.op, dx)
+    scratch: Sequence[Array] = ctx.scratch
+    disjoint = plan_disjoint(window, batch, channels, dx.dtype)
+    if disjoint is not None:
+        if all(a.flags.c_contiguous for a in (*inputs, dx)):
+            x, y, dy = inputs
+            return bind_disjoint(disjoint, x, y, dy, dx, scratch)
+        # Only arrays tell that they are not contiguous, so nothing is declared for that.
+        scratch = [np.empty(s.shape, s.dtype) for s in _phase_scratch(ctx.op, dx)]
     found = {
         phase: phase_slices(window, phase, plan.stride, plan.pitch)
         for phase in itertools.product(*(range(min(k, s)) for _, k, s in plan._axes(window.kernel)))
@@ -276,7 +292,7 @@ def max_pool_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: Ker
         if window.channels_last:
             at = (at[0], *[slice(None)] * window.rank, at[1])
         x, y, dy, target = (a[at] for a in (*inputs, dx))
-        memory = ctx.scratch[6 * lane :][:6]
+        memory = scratch[6 * lane :][:6]
         lanes[lane].append(_phase_step(plan, found, covered, (x, y, dy, target), memory))
     # A comparison, a selection and a sum take about as long as this many multiplications in a matrix product.
     work = 40 * inputs[1].size * window.taps
