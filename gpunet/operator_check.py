@@ -114,7 +114,7 @@ class Outcome:
     """What one check said.
 
     Attributes:
-        check: ``gradient``, a device, or ``threads on`` one.
+        check: ``gradient``, a device (``cpu`` where it is only run), or ``threads on`` one.
         sample: the inputs.
         operator: the operator that ran: the checked one, or one of its gradient.
         status: :data:`OK`, :data:`FAILED` or :data:`SKIPPED`.
@@ -274,11 +274,22 @@ def check_operator(type: str, found: Sequence[Sample], devices: Sequence[str]) -
     """
     outcomes = []
     for sample in found:
-        outcomes.append(_gradient(type, sample))
-        outcomes += _inplace(sample.definition(type), sample.inputs, sample, "cpu")
+        of_sample = [_gradient(type, sample)]
+        of_sample += _inplace(sample.definition(type), sample.inputs, sample, "cpu")
         for device in devices:
-            outcomes += _device(type, sample, device)
+            of_sample += _device(type, sample, device)
+        if all(outcome.status == SKIPPED for outcome in of_sample):
+            # Nothing has run it yet: that it runs at all is checked then.
+            of_sample.insert(0, _runs(type, sample))
+        outcomes += of_sample
     return outcomes
+
+
+def _runs(type: str, sample: Sample) -> Outcome:
+    def run() -> None:
+        gradient_check.run(sample.definition(type), sample.inputs, "cpu")
+
+    return _judge("cpu", sample, type, run)
 
 
 def _judge(check: str, sample: Sample, operator: str, call: Callable[[], float | None]) -> Outcome:

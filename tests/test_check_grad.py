@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,24 @@ def test_types_that_there_are_not() -> None:
     with pytest.raises(DataTypeError, match="found 'float31' as an element type, wanted one of"):
         custom.operator("Odd", numpy=np.abs, types=["float31"])
     assert "Odd" not in schema.registered_types()
+
+
+@pytest.mark.parametrize(
+    ("numpy", "text"),
+    [
+        (lambda x: 1 / 0, "the kernel failed: ZeroDivisionError"),
+        (lambda x, y: x, "the kernel failed: TypeError: .* missing 1 required positional argument: 'y'"),
+        (lambda x: x[:1], r"returned Y of shape \(1, 5\), wanted \(3, 5\) as inferred"),
+        (lambda x: x, None),
+    ],
+    ids=["error", "arguments", "shape", "right"],
+)
+def test_a_function_runs_where_nothing_else_is_to_check(numpy: Callable[..., Any], text: str | None) -> None:
+    custom.operator("Alone", numpy=numpy)
+    outcomes = check("Alone")
+    assert statuses(outcomes) == {
+        "Alone cpu": FAILED if text else OK,
+        "Alone gradient": operator_check.SKIPPED,
+    }
+    if text:
+        assert re.search(text, outcomes[0].detail)
