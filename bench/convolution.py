@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpunet import kernels
+from gpunet.blas import ONE_BLAS_THREAD
 from gpunet.definitions import make_operator
 from gpunet.kernels import KernelContext
 from gpunet.operator import Operator
@@ -92,7 +93,13 @@ def _bound(
     outputs = [np.zeros(s.shape, s.dtype) for s in inferred]  # type: ignore[union-attr]
     wanted = found.scratch(op, specs, inferred) if found.scratch is not None else ()
     context = KernelContext(op, scratch=tuple(np.zeros(s.shape, s.dtype) for s in wanted))
-    run: Callable[[], Any] = found.function(tuple(inputs), tuple(outputs), op.args, context)
+    step: Callable[[], Any] = found.function(tuple(inputs), tuple(outputs), op.args, context)
+
+    def run() -> None:
+        # As engines do; kernels share their products between threads themselves.
+        with ONE_BLAS_THREAD:
+            step()
+
     return run, outputs
 
 
