@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.precision import Array, Arrays, widened
-from gpunet.cpu_fallback.threads import split
+from gpunet.cpu_fallback.steps import Step
+from gpunet.cpu_fallback.threads import cuts, thread_count
+from gpunet.crew import CREW
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
-from gpunet.specs import TensorSpec
+from gpunet.specs import Shape, TensorSpec, spec
 
 
 def _windows(source: Array, before: int, after: int, order: str, out: Array) -> None:
@@ -73,19 +76,22 @@ def lrn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCo
 # data, then over the images in float64.
 
 
+def _folded(shape: Shape, order: str) -> Shape:
+    if order == "NHWC":
+        return shape[0], math.prod(shape[1:-1]), shape[-1]
+    if len(shape) == 2:
+        return 1, *shape
+    return *shape[:2], math.prod(shape[2:])
+
+
 def fold(array: Array, order: str) -> Array:
     """The array as (images, channels, pixels), or (images, pixels, channels) where channels are last."""
-    n = array.shape[0]
-    if order == "NHWC":
-        return array.reshape(n, math.prod(array.shape[1:-1]), array.shape[-1])
-    if array.ndim == 2:
-        return array.reshape(1, n, array.shape[1])
-    return array.reshape(n, array.shape[1], math.prod(array.shape[2:]))
+    return array.reshape(_folded(array.shape, order))
 
 
-def channels_last(array: Array, order: str) -> bool:
+def channels_last(array: Any, order: str) -> bool:
     """Whether :func:`fold` leaves the channels in the last dimension."""
-    return order == "NHWC" or array.ndim == 2
+    return order == "NHWC" or len(array.shape) == 2
 
 
 #: Images up to this size are worth a copy of the channels' values for each pixel.
@@ -93,123 +99,204 @@ _REPEATED_BYTES = 1 << 18
 
 
 def _item_bytes(x: Array) -> int:
-    return x.nbytes // max(1, len(x))
+    return math.prod(x.shape[1:]) * x.itemsize
 
 
-def _sums(a: Array, b: Array, last: bool) -> tuple[Array, Array]:
-    """Sums of ``a`` and of ``a * b`` over each channel, float64."""
+def _bind_sums(a: Array, b: Array, last: bool, each: Array) -> Callable[[], Array]:
+    """A step that gives the sums of ``a`` and of ``a * b`` over each channel, (2, channels) in float64.
+
+    ``each``, (2, images, channels), takes those of the images.
+    """
     layout = "npc" if last else "ncp"
     single, double = f"{layout}->nc", f"{layout},{layout}->nc"
-    each = np.empty((2, len(a), a.shape[2 if last else 1]), a.dtype)
 
     def work(begin: int, end: int) -> None:
         part = a[begin:end]
         np.einsum(single, part, out=each[0, begin:end])
         np.einsum(double, part, b[begin:end], out=each[1, begin:end])
 
-    split(len(a), _item_bytes(a), work)
-    total = np.add.reduce(each, axis=1, dtype=np.float64)
-    return total[0], total[1]
+    pieces = [partial(work, *ends) for ends in cuts(len(a), _item_bytes(a), 2)]
+
+    def run() -> Array:
+        CREW.run(pieces, thread_count())
+        total: Array = np.add.reduce(each, axis=1, dtype=np.float64)
+        return total
+
+    return run
 
 
-def _moments(x: Array, last: bool) -> tuple[Array, Array]:
-    """Mean and (biased) variance of each channel."""
-    count = x.size // x.shape[2 if last else 1]
-    sums, squares = _sums(x, x, last)
-    mean = sums / count
-    variance = squares / count - mean * mean
-    if np.any(variance < 1e-2 * mean * mean):
-        # The difference has lost digits: once more, about the mean.
-        centered = np.subtract(x, _spread(mean, x, last))
-        variance = _sums(centered, centered, last)[1] / count
-    return mean, variance
+def _sums(a: Array, b: Array, last: bool) -> Array:
+    """The same at once."""
+    return _bind_sums(a, b, last, np.empty((2, len(a), a.shape[2 if last else 1]), a.dtype))()
 
 
-def _spread(values: Array, x: Array, last: bool) -> Array:
-    """Values of the channels in the type of ``x``, ready to broadcast against its images."""
-    values = values.astype(x.dtype, copy=False)
-    if _item_bytes(x) <= _REPEATED_BYTES:
-        # Written out for a whole image, NumPy's inner loop runs over the image and not over the pixels of a
-        # channel.
-        return (
-            np.tile(values, (x.shape[1], 1)) if last else np.repeat(values, x.shape[2]).reshape(x.shape[1:])
-        )
-    return values if last else values[:, None]
+def _centered_variance(mean: Array, x: Array, last: bool) -> Array:
+    """The variance of each channel, with the mean taken off before squares are summed."""
+    values = mean.astype(x.dtype, copy=False)
+    centered = np.subtract(x, values if last else values[:, None])
+    variance: Array = _sums(centered, centered, last)[1] / (x.size // mean.size)
+    return variance
 
 
-@kernel("SpatialBN")
-def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+class _Memory:
+    """What is kept by image and by channel while a kernel runs, in scratch.
+
+    Attributes:
+        each: for sums over images, (2, images, channels).
+        values: three values of each channel, in the type of the data, ready to broadcast against images.
+    """
+
+    def __init__(self, x: Array, last: bool, scratch: Sequence[Array]) -> None:
+        images, channels = len(x), x.shape[2 if last else 1]
+        each, values = scratch
+        self.each = each[: 2 * images * channels].reshape(2, images, channels)
+        repeated = _item_bytes(x) <= _REPEATED_BYTES
+        shape = x.shape[1:] if repeated else (channels,) if last else (channels, 1)
+        self.values = values[: 3 * math.prod(shape)].reshape(3, *shape)
+        self._axis = () if last and not repeated else (0,) if last else (1,)
+
+    def spread(self, *values: Array) -> None:
+        """Writes values of the channels to the first of :attr:`values`.
+
+        Written out for a whole image, where that is small, NumPy's inner loop runs over the image and not
+        over the pixels of a channel.
+        """
+        for target, given in zip(self.values, values, strict=False):
+            np.copyto(target, np.expand_dims(given, self._axis), casting="same_kind")
+
+
+def _batch_norm_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
+    x = inputs[0]
+    images, *item = _folded(x.shape, op.args.order)
+    channels = item[1 if channels_last(x, op.args.order) else 0]
+    dtype = np.dtype(np.float32) if x.dtype == np.float16 else x.dtype
+    values = math.prod(item) if math.prod(item) * dtype.itemsize <= _REPEATED_BYTES else channels
+    return [spec((2 * images * channels,), dtype), spec((3 * values,), dtype)]
+
+
+def _in_float32(inputs: Arrays, outputs: Arrays, bind: Callable[[Arrays, Arrays], Step]) -> Step:
+    """The bound kernel; of float16 it is bound to float32 copies in each run."""
+    if outputs[0].dtype != np.float16:
+        return bind(inputs, outputs)
+
+    def run() -> None:
+        wide = np.empty(outputs[0].shape, np.float32)
+        bind(tuple(map(widened, inputs)), (wide, *outputs[1:]))()
+        np.copyto(outputs[0], wide, casting="same_kind")
+
+    return run
+
+
+@kernel("SpatialBN", binds=True, scratch=_batch_norm_scratch)
+def spatial_bn(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``Y = scale (X - mean) / sqrt(var + epsilon) + bias`` by channel."""
+    return _in_float32(inputs, outputs, lambda i, o: _bind_batch_norm(i, o, args, ctx.scratch))
+
+
+def _bind_batch_norm(inputs: Arrays, outputs: Arrays, args: Arguments, scratch: Sequence[Array]) -> Step:
     scale, bias, running_mean, running_var = inputs[1:5]
     last = channels_last(inputs[0], args.order)
-    x, y = widened(fold(inputs[0], args.order)), fold(outputs[0], args.order)
-    if args.is_test:
-        mean, inv_std = running_mean, running_var
-        if not args.inverted:
-            inv_std = 1.0 / np.sqrt(running_var.astype(np.float64) + args.epsilon)
-    elif x.size == 0:
+    x, y = fold(inputs[0], args.order), fold(outputs[0], args.order)
+    if x.size == 0:
         # Without data the running statistics stay (they are updated in place).
-        outputs[3][...] = outputs[4][...] = 0
-        return
-    else:
-        count = args.num_batches * (x.size // scale.size)
-        if args.num_batches == 1:
-            mean, variance = _moments(x, last)
-        else:
+        return partial(_clear, outputs[3:])
+    memory = _Memory(x, last, scratch)
+    factors, offsets, _ = memory.values
+    sums = _bind_sums(x, x, last, memory.each)
+    count = args.num_batches * (x.size // scale.size)
+    correction = count / (count - 1) if count > 1 else math.inf
+
+    def moments() -> tuple[Array, Array]:
+        """Mean and (biased) variance of each channel."""
+        if args.num_batches > 1:
             mean = inputs[5].astype(np.float64) / count
-            variance = np.maximum(inputs[6].astype(np.float64) / count - mean * mean, 0.0)
-        unbiased = variance * (count / (count - 1) if count > 1 else math.inf)
-        outputs[1][...] = args.momentum * running_mean + (1.0 - args.momentum) * mean
-        outputs[2][...] = args.momentum * running_var + (1.0 - args.momentum) * unbiased
+            return mean, np.maximum(inputs[6].astype(np.float64) / count - mean * mean, 0.0)
+        mean, squares = sums() / count
+        square = mean * mean
+        variance = squares - square
+        if (variance < 1e-2 * square).any():
+            # The difference has lost digits: once more, about the mean.
+            variance = _centered_variance(mean, x, last)
+        return mean, variance
+
+    def statistics() -> tuple[Array, Array]:
+        """Mean and 1 / standard deviation; running ones are updated."""
+        if args.is_test:
+            if args.inverted:
+                return running_mean, running_var
+            return running_mean, 1.0 / np.sqrt(running_var.astype(np.float64) + args.epsilon)
+        mean, variance = moments()
+        move(running_mean, mean, outputs[1])
+        move(running_var, variance * correction, outputs[2])
         inv_std = 1.0 / np.sqrt(variance + args.epsilon)
         outputs[3][...] = mean
         outputs[4][...] = inv_std
-    factor = scale * inv_std
-    factors, offsets = _spread(factor, x, last), _spread(bias - mean * factor, x, last)
-    work = y if y.dtype == x.dtype else np.empty_like(x)
+        return mean, inv_std
+
+    def move(old: Array, new: Array, result: Array) -> None:
+        np.add(args.momentum * old, (1.0 - args.momentum) * new, out=result, casting="same_kind")
 
     def normalize(begin: int, end: int) -> None:
-        part = work[begin:end]
+        part = y[begin:end]
         np.multiply(x[begin:end], factors, out=part)
         np.add(part, offsets, out=part)
 
-    split(len(x), _item_bytes(x), normalize)
-    if work is not y:
-        y[...] = work
+    pieces = [partial(normalize, *ends) for ends in cuts(len(x), _item_bytes(x), 2)]
+
+    def run() -> None:
+        mean, inv_std = statistics()
+        factor = scale * inv_std
+        memory.spread(factor, bias - mean * factor)
+        CREW.run(pieces, thread_count())
+
+    return run
 
 
-@kernel("SpatialBNGradient")
-def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> None:
+def _clear(outputs: Arrays) -> None:
+    for output in outputs:
+        output.fill(0)
+
+
+@kernel("SpatialBNGradient", binds=True, scratch=_batch_norm_scratch)
+def spatial_bn_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Step:
     """``dX = scale inv_std (dY - dbias / n - xhat dscale / n)``."""
-    scale, mean, inv_std = inputs[1], inputs[3].astype(np.float64), inputs[4].astype(np.float64)
+    return _in_float32(inputs, outputs, lambda i, o: _bind_batch_norm_gradient(i, o, args, ctx.scratch))
+
+
+def _bind_batch_norm_gradient(
+    inputs: Arrays, outputs: Arrays, args: Arguments, scratch: Sequence[Array]
+) -> Step:
+    scale = inputs[1]
     last = channels_last(inputs[0], args.order)
-    x, dy = (widened(fold(inputs[i], args.order)) for i in (0, 2))
-    dx = fold(outputs[0], args.order)
+    x, dy, dx = (fold(a, args.order) for a in (inputs[0], inputs[2], outputs[0]))
     if x.size == 0:
-        outputs[1][...] = outputs[2][...] = 0
-        return
-    if args.num_batches == 1:
-        dbias, products = _sums(dy, x, last)
-        dscale = (products - mean * dbias) * inv_std
-    else:
-        dscale, dbias = (inputs[i].astype(np.float64) / args.num_batches for i in (5, 6))
-    outputs[1][...] = dscale
-    outputs[2][...] = dbias
-    # dX = factor (dY + slope X + offset), evaluated inside out so that dX itself is the only intermediate.
+        return partial(_clear, outputs[1:])
+    memory = _Memory(x, last, scratch)
+    slopes, offsets, factors = memory.values
+    sums = _bind_sums(dy, x, last, memory.each)
     count = x.size // scale.size
-    slope = -dscale * inv_std / count
-    offset = -slope * mean - dbias / count
-    slopes, offsets = _spread(slope, x, last), _spread(offset, x, last)
-    factors = _spread(scale * inv_std, x, last)
-    work = dx if dx.dtype == x.dtype else np.empty_like(x)
 
     def combine(begin: int, end: int) -> None:
-        part = work[begin:end]
+        part = dx[begin:end]
         np.multiply(x[begin:end], slopes, out=part)
         np.add(part, dy[begin:end], out=part)
         np.add(part, offsets, out=part)
         np.multiply(part, factors, out=part)
 
-    split(len(x), _item_bytes(x), combine)
-    if work is not dx:
-        dx[...] = work
+    pieces = [partial(combine, *ends) for ends in cuts(len(x), _item_bytes(x), 4)]
+
+    def run() -> None:
+        mean, inv_std = inputs[3].astype(np.float64), inputs[4].astype(np.float64)
+        if args.num_batches == 1:
+            dbias, products = sums()
+            dscale = (products - mean * dbias) * inv_std
+        else:
+            dscale, dbias = (inputs[i].astype(np.float64) / args.num_batches for i in (5, 6))
+        outputs[1][...] = dscale
+        outputs[2][...] = dbias
+        # dX = factor (dY + slope X + offset), from the inside out: dX itself is the only intermediate.
+        slope = -dscale * inv_std / count
+        memory.spread(slope, -slope * mean - dbias / count, scale * inv_std)
+        CREW.run(pieces, thread_count())
+
+    return run

@@ -64,5 +64,4 @@ def split(count: int, item_bytes: int, work: Callable[[int, int], None], passes:
         work: handles the items from ``begin`` to ``end - 1``; results must not depend on where the cuts are.
         passes: how often it goes over an array of that size.
     """
-    pieces = [partial(work, begin, end) for begin, end in cuts(count, item_bytes, passes)]
-    CREW.run(pieces, thread_count() if count * item_bytes * passes >= 2 * THREAD_BYTES else 1)
+    CREW.run([partial(work, *ends) for ends in cuts(count, item_bytes, passes)], thread_count())
