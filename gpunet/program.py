@@ -177,6 +177,8 @@ class Program:
     def _bound_segment(self, start: int) -> Segment:
         """The segment that starts at an operator, bound to the blobs as they are now."""
         segment = self._segments.get(start)
+        if isinstance(segment, DynamicSegment) and segment.holds():
+            return segment
         if not isinstance(segment, StaticSegment):
             segment = StaticSegment(self, start)
         segment.bind()
@@ -372,10 +374,11 @@ class StaticSegment(Segment):
         def kept(name: str) -> bool:
             return name in entries or visible(name)
 
-        context = PassContext(workspace.device, workspace.strict, kept, options.recompute)
-        if program.seen is not None:
-            program.seen("inference", graph)
-        graph = run_passes(graph, context, options.without, program.seen)
+        if self.start < self.stop or not program.operators:
+            context = PassContext(workspace.device, workspace.strict, kept, options.recompute)
+            if program.seen is not None:
+                program.seen("inference", graph)
+            graph = run_passes(graph, context, options.without, program.seen)
         share = MEMORY_PLAN not in options.without
         compiled = compile_graph(graph, kept, options, plan_memory=share)
         del self._cache[_MAX_CACHED_SHAPES - 1 :]
@@ -392,6 +395,7 @@ class DynamicSegment(Segment):
     def __init__(self, program: Program, start: int) -> None:
         super().__init__(program, start, start + 1)
         op = self._op = program.operators[start]
+        self._specs = {name: program.workspace.spec(name) for name in op.inputs}
         self._kernel = find(op, CPU.kind)
         unknown = OpaqueSpec("unknown before it runs")
         inputs, outputs = (tuple(Value(name, unknown) for name in names) for names in (op.inputs, op.outputs))
@@ -404,6 +408,13 @@ class DynamicSegment(Segment):
         workspace = self.program.workspace
         (self._wrapped,) = observed(
             [self.step], self.program.observers, lambda value: workspace.value(value.name), self.start
+        )
+
+    def holds(self) -> bool:
+        """Whether inputs are what they were when its output shapes could not be told from them."""
+        workspace = self.program.workspace
+        return all(
+            found is not None and _equal(workspace.spec(name), found) for name, found in self._specs.items()
         )
 
     def run(self) -> None:

@@ -161,7 +161,10 @@ def test_explain_of_a_net_with_a_dynamic_operator(tmp_path):
     given = [tmp_path / "n.pb", "--input", "x=4x3", "--input", "r=2:int32", "--device", "cpu"]
     shown = invoke("explain", *given).stdout
     assert shown.count("== inference") == 2
-    assert "== dynamic operator [NumpyTile] op 1 't' in net 'n'" in shown
+    first, second = shown.split("== dynamic operator [NumpyTile] op 1 't' in net 'n'\n")
+    assert "Relu on cpu: x float32 4x3 -> a float32 4x3" in first
+    assert "Tanh on cpu: t float32 " in second
+    assert "(no operators)" not in shown
     assert "2 steps in 1 lane, 0 waits: no two touch" in invoke("check-races", *given).stdout
 
 

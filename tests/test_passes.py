@@ -235,6 +235,32 @@ def test_batch_norm_is_folded_into_the_convolution_and_follows_its_parameters():
     np.testing.assert_allclose(ws.fetch("y"), want.fetch("y"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rename", "between", "folds"),
+    [
+        ({"n": "c"}, [], True),  # in place
+        ({"n": "x"}, [], False),
+        ({}, [op("Relu", "x", "x")], False),
+        ({}, [op("Copy", "b", "x")], False),
+        ({}, [op("Tanh", "x", "z")], True),
+    ],
+)
+def test_a_folded_convolution_reads_what_it_read(rename, between, folds):
+    """Names may be used again: for the result, or for something else before the batch norm."""
+    ops, feed = convolution_and_norm()
+    for definition in ops[1:]:
+        for names in (definition.input, definition.output):
+            names[:] = [rename.get(name, name) for name in names]
+    ops[1:1] = between
+    keep = ["y", *(name for o in between for name in o.output)]
+    want, _ = ran(ops, "dead_code", keep=keep, feed=feed)
+    for kept in (keep, [*keep, *rename.values()]):
+        got, nodes = ran(ops, "batch_norm_folding", keep=kept, feed=feed)
+        assert ("FoldBatchNorm" in types(nodes)) == folds
+        for name in keep:
+            np.testing.assert_allclose(got.fetch(name), want.fetch(name), rtol=1e-4, atol=1e-5)
+
+
 def test_another_net_that_writes_the_parameters_is_noticed():
     ops, feed = convolution_and_norm()
     ws, _ = ran(ops, feed=feed)

@@ -167,6 +167,24 @@ def test_dynamic_operators_cut_a_net_and_the_rest_follows(ws):
         assert ws.fetch("w").shape == shape
 
 
+def test_an_operator_whose_shapes_depend_on_data_is_compiled_once(ws):
+    """As long as what it reads has the same shapes; with others it may be an operator like others."""
+    ops = [op("Tanh", "x", "a"), op("Reshape", "a s", "b old"), op("Sqr", "b", "y")]
+    ws.create(NetDef(name="n", op=ops))
+    ws.feed("s", np.array([3, 2]))
+    passes: list[str] = []
+    ws.program("n").seen = lambda name, graph: passes.append(name)
+    for shape, compiles in [((2, 3), True), ((2, 3), False), ((6, 1), True), ((6, 1), False)]:
+        passes.clear()
+        ws.feed("x", np.ones(shape, np.float32))
+        ws.run("n", 2)
+        assert bool(passes) == compiles
+        assert ws.fetch("y").shape == (3, 2)
+    ws.feed("s", np.array([2, 3]))
+    ws.run("n")
+    assert ws.fetch("y").shape == (2, 3)
+
+
 def test_a_net_is_prepared_without_a_run_unless_later_shapes_need_one(ws):
     """Split is told its sizes by a blob, which is known where Concat makes it: nothing has to run."""
     ws.feed("x", np.ones((2, 3), dtype=np.float32))

@@ -12,46 +12,40 @@ from gpunet.definitions import make_operator
 from gpunet.graph import Graph, Node, Value
 from gpunet.operator import Operator
 from gpunet.operators.convolution import CONVOLUTIONS
+from gpunet.passes.uses import Uses, with_nodes
 from gpunet.proto import OperatorDef
 
 
 def fold_batch_norms(graph: Graph, kept: Callable[[str], bool]) -> Graph:
     """Replaces each Conv whose output only a SpatialBN in test mode reads, where weights and statistics are
     entries.
+
+    The convolution runs where the batch norm ran: what it reads must not be overwritten before.
     """
-    readers: dict[Value, list[Node]] = {}
-    writers = {value: node for node in graph.nodes for value in node.outputs}
-    for node in graph.nodes:
-        for value in node.inputs:
-            readers.setdefault(value, []).append(node)
+    uses = Uses(graph, kept)
     written = {value.name for node in graph.nodes for value in node.outputs}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        conv = writers.get(node.inputs[0]) if node.inputs else None
-        if conv is None or not _foldable(conv, node, readers, written, kept):
-            nodes.append(node)
+    nodes: list[Node | None] = list(graph.nodes)
+    for position, norm in enumerate(graph.nodes):
+        start = uses.writer.get(norm.inputs[0]) if norm.inputs else None
+        conv = None if start is None else graph.nodes[start]
+        if start is None or conv is None or not _foldable(conv, norm, written):
             continue
-        fold, folded = _fold(conv, node)
-        at = next(i for i, other in enumerate(nodes) if other is conv)
-        nodes[at : at + 1] = [fold]
-        nodes.append(folded)
-    made = {value for node in nodes for value in node.outputs}
-    finals = {name: values for name, values in graph.finals.items() if any(v in made for v in values)}
-    return Graph(nodes, graph.entries, finals)
+        images, middle = conv.inputs[0], conv.outputs[0]
+        if uses.readers[middle] != [position] or not uses.droppable(middle):
+            continue
+        if uses.writes_between(images, start, position) or images.name == norm.outputs[0].name:
+            continue
+        nodes[start], nodes[position] = _fold(conv, norm)
+    return with_nodes(graph, nodes)
 
 
-def _foldable(
-    conv: Node, norm: Node, readers: dict[Value, list[Node]], written: set[str], kept: Callable[[str], bool]
-) -> bool:
+def _foldable(conv: Node, norm: Node, written: set[str]) -> bool:
     if conv.op is None or norm.op is None or conv.op.type not in CONVOLUTIONS or norm.op.type != "SpatialBN":
         return False
-    middle = conv.outputs[0]
     parameters = [*conv.inputs[1:], *norm.inputs[1:]]
     return (
         bool(norm.op.args.is_test)
         and norm.op.args.order == conv.op.args.order
-        and readers.get(middle) == [norm]
-        and not kept(middle.name)
         and len(norm.inputs) == 5
         and not conv.after
         and not norm.after
