@@ -82,6 +82,8 @@ def make_operator(
 
     Raises :class:`ArgumentError` for inputs or outputs that are no names, and as :func:`make_argument` does.
     """
+    if not isinstance(type, str):
+        raise ArgumentError(f"the type of an operator is {type!r}, wanted a text")
     definition = OperatorDef(type=type, name=name)
     definition.input.extend(_names(type, "inputs", inputs))
     definition.output.extend(_names(type, "outputs", outputs))

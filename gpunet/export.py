@@ -309,6 +309,10 @@ class Predictor:
             ShapeError, DataTypeError, KernelError: the network cannot take them.
         """
         names = self.model.inputs
+        if isinstance(inputs, np.ndarray):
+            raise BlobError(
+                f"found an array {inputs.shape}, wanted a list of arrays, one for each of {', '.join(names)}"
+            )
         if not isinstance(inputs, Mapping):
             if len(inputs) != len(names):
                 raise BlobError(f"{len(inputs)} inputs, wanted {len(names)}: {', '.join(names)}")
@@ -323,6 +327,10 @@ class Predictor:
         for name, value in inputs.items():
             known = self.model.value_info.get(name)
             dtype = known.dtype if known else None if isinstance(value, np.ndarray) else np.dtype(np.float32)
-            self.workspace.feed(name, np.asarray(value, dtype=dtype))
+            try:
+                array = np.asarray(value, dtype=dtype)
+            except (ValueError, TypeError) as error:
+                raise DataTypeError(f"input {name!r} is no array of {dtype}: {error}") from None
+            self.workspace.feed(name, array)
         self.workspace.run(self._net)
         return {name: self.workspace.fetch(name) for name in self.model.outputs}

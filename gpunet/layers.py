@@ -8,11 +8,12 @@ output blob is the layer's name. All names are prefixed by the name scope.
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from gpunet.errors import ShapeError
+from gpunet.errors import ArgumentError, ShapeError
 from gpunet.scope import scoped
 from gpunet.specs import Shape
 
@@ -79,9 +80,9 @@ class Layers(ABC):
             inputs,
             name,
             kernels=list(window),
-            strides=list(_spread(stride, rank)),
+            strides=list(_spread(stride, rank, "stride", name)),
             pads=list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank),
-            dilations=list(_spread(dilation, rank)),
+            dilations=list(_spread(dilation, rank, "dilation", name)),
             group=group if group > 1 else None,
             order=order,
             **args,
@@ -128,9 +129,9 @@ class Layers(ABC):
             inputs,
             name,
             kernels=list(window),
-            strides=list(_spread(stride, rank)),
+            strides=list(_spread(stride, rank, "stride", name)),
             pads=list(pad) if isinstance(pad, Sequence) else [pad] * (2 * rank),
-            adjs=list(_spread(adj, rank)),
+            adjs=list(_spread(adj, rank, "adj", name, 0)),
             group=group if group > 1 else None,
             order=order,
             **args,
@@ -149,6 +150,7 @@ class Layers(ABC):
     ) -> str:
         """Fully connected layer: ``Y = X W^T + b`` with X flattened from ``axis`` on, W ``[units, K]``."""
         incoming = math.prod(self.shape_of(x)[axis:])
+        units = _whole(units, "units", name)
         inputs = [x, self.add_parameter(f"{name}_w", (units, incoming), weight_filler)]
         # FC has three inputs always; a frozen zero bias would be a parameter in disguise.
         if not bias:
@@ -309,12 +311,13 @@ class Layers(ABC):
         """The inputs of a convolution, its parameters among them, and the size of its window."""
         shape = self.shape_of(x)
         incoming = shape[1] if order == "NCHW" else shape[-1]
-        if group < 1 or incoming % group or channels % group:
+        channels, group = _whole(channels, "channels", name), _whole(group, "group", name)
+        if incoming % group or channels % group:
             raise ShapeError(
                 f"[{type}] {scoped(name)!r}: {incoming} input and {channels} output channels, wanted "
                 f"multiples of group {group}"
             )
-        window = _spread(kernel, len(shape) - 2)
+        window = _spread(kernel, len(shape) - 2, "kernel", name)
         # A transposed convolution has the filters of the convolution from its output to its input.
         first, second = (incoming, channels) if type == "ConvTranspose" else (channels, incoming)
         depth = second // group
@@ -335,19 +338,30 @@ class Layers(ABC):
         **args: Any,
     ) -> str:
         rank = len(self.shape_of(x)) - 2
-        window = list(_spread(kernel, rank))
-        strides = window if stride is None else list(_spread(stride, rank))
+        window = list(_spread(kernel, rank, "kernel", name))
+        strides = window if stride is None else list(_spread(stride, rank, "stride", name))
         return self._one(type, [x], name, kernels=window, strides=strides, **args)
 
     def _one(self, type: str, inputs: Sequence[str], name: str, **args: Any) -> str:
         return str(self.add(type, inputs, [scoped(name)], **args))
 
 
-def _spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    if isinstance(value, Sequence):
+def _spread(value: int | Sequence[int], rank: int, what: str, name: str, least: int = 1) -> tuple[int, ...]:
+    """A number for each of ``rank`` spatial dimensions of layer ``name``."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != rank:
             raise ShapeError(
-                f"{list(value)} has {len(value)} numbers, wanted one for each of {rank} spatial dimensions"
+                f"layer {scoped(name)!r}: {what} {list(value)} has {len(value)} numbers, wanted one for each "
+                f"of {rank} spatial dimensions"
             )
-        return tuple(value)
-    return (value,) * rank
+        return tuple(_whole(number, what, name, least) for number in value)
+    return (_whole(value, what, name, least),) * rank
+
+
+def _whole(value: Any, what: str, name: str, least: int = 1) -> int:
+    """A size that a layer is given."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ArgumentError(
+            f"layer {scoped(name)!r}: {what} is {value!r}, wanted a whole number, {least} or more"
+        )
+    return int(value)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final
 
 from gpunet.dtypes import DTypeLike, as_dtype, is_float
@@ -71,8 +72,19 @@ class Model(Layers):
             name: the blob.
             shape: a shape for inference; its first dimension, the batch, may differ at run time.
             dtype: element type.
+
+        Raises :class:`ShapeError` for what is no shape, :class:`NetError` for a name that the model has.
         """
-        self.specs[name] = TensorSpec(tuple(shape), as_dtype(dtype))
+        if not isinstance(shape, Sequence) or not all(isinstance(n, Integral) and n >= 0 for n in shape):
+            raise ShapeError(
+                f"input {name!r} of model {self.name!r} has shape {shape!r}, wanted whole numbers, 0 or more "
+                "(batches of another size run too)"
+            )
+        if self.specs.get(name) is not None:
+            raise NetError(
+                f"model {self.name!r} has a blob {name!r} already, wanted another name for an input"
+            )
+        self.specs[name] = TensorSpec(tuple(map(int, shape)), as_dtype(dtype))
         self.inputs.append(name)
         self.net.add_external_input(name)
         return name

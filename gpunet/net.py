@@ -21,6 +21,8 @@ class Net:
     """
 
     def __init__(self, name: str, proto: NetDef | None = None) -> None:
+        if not isinstance(name, str):
+            raise NetError(f"a net is to be named {name!r}, wanted a text")
         self.proto = NetDef() if proto is None else proto
         self.proto.name = name
         self._made = {output for op in self.proto.op for output in op.output}

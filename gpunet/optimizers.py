@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from gpunet.devices import Device
@@ -72,6 +73,10 @@ class Optimizer:
     def __post_init__(self) -> None:
         self._parts: Parts | None = None
         kind = type(self).__name__
+        names = ("learning_rate", "weight_decay", "clip_norm", *self._not_negative, *self._below_one)
+        for name in names:
+            if not isinstance(getattr(self, name), Real):
+                raise ArgumentError(f"{kind}: {name} is {getattr(self, name)!r}, wanted a number")
         if not self.learning_rate > 0:
             raise ArgumentError(f"{kind}: learning_rate is {self.learning_rate!r}, wanted more than 0")
         for name in ("weight_decay", "clip_norm", *self._not_negative):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpunet.backends import Backend, Event, backend
 from gpunet.blobs import EMPTY, Blob, QuantizedTensor, as_value, spec_of
 from gpunet.devices import CPU, Device, parse_device
-from gpunet.errors import BlobError, DataTypeError, NetError
+from gpunet.errors import ArgumentError, BlobError, DataTypeError, NetError
 from gpunet.kernels import RunState, load
 from gpunet.net import Net, NetLike, as_net_def, class_of
 from gpunet.options import Options, options_of
@@ -34,9 +34,12 @@ class Workspace:
 
     Raises:
         DeviceError: there is no such device here.
+        ArgumentError: ``seed`` is no whole number.
     """
 
     def __init__(self, device: str | Device = "auto", *, seed: int = 0, strict: bool = False) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise ArgumentError(f"seed is {seed!r}, wanted a whole number")
         self.device = parse_device(device)
         load(self.device.kind)
         if self.device != CPU:

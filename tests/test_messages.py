@@ -22,6 +22,7 @@ from gpunet.errors import (
     SchemaError,
     ShapeError,
 )
+from gpunet.optimizers import SGD
 from gpunet.proto import DeviceOption, NetDef
 from gpunet.serialization import save
 from gpunet.training.interrupts import Interrupts
@@ -231,3 +232,85 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_a_run_starts(tmp_pat
     done = CliRunner().invoke(main, ["train", "mlp", "--out", str(tmp_path / "new" / "run")])
     assert done.exit_code == 1
     assert f"{tmp_path} cannot be written to" in "".join(done.stderr.splitlines())
+
+
+def layer(build):
+    """What ``build`` does to a model with images as its input."""
+    model = gpunet.Model("m")
+    return build(model, model.input("x", (4, 1, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (
+            lambda m, x: m.conv(x, "c", "8", 3),
+            ArgumentError,
+            "layer 'c': channels is '8', wanted a whole num",
+        ),
+        (lambda m, x: m.conv(x, "c", 8, 2.5), ArgumentError, r"layer 'c': kernel is 2\.5, wanted a whole"),
+        (
+            lambda m, x: m.conv(x, "c", 8, (3, 0)),
+            ArgumentError,
+            "layer 'c': kernel is 0, wanted .*, 1 or more",
+        ),
+        (lambda m, x: m.conv(x, "c", -8, 3), ArgumentError, "layer 'c': channels is -8"),
+        (lambda m, x: m.conv(x, "c", 8, 3, group=0), ArgumentError, "layer 'c': group is 0"),
+        (lambda m, x: m.conv(x, "c", 8, 3, stride=0), ArgumentError, "layer 'c': stride is 0"),
+        (lambda m, x: m.conv(x, "c", 8, 3, dilation=None), ArgumentError, "layer 'c': dilation is None"),
+        (
+            lambda m, x: m.conv_transpose(x, "c", 8, 3, adj=-1),
+            ArgumentError,
+            "adj is -1, wanted .*, 0 or more",
+        ),
+        (
+            lambda m, x: m.conv(x, "c", 8, (3, 3, 3)),
+            ShapeError,
+            r"layer 'c': kernel \[3, 3, 3\] has 3 numbers",
+        ),
+        (lambda m, x: m.max_pool(x, "p", "2"), ArgumentError, "layer 'p': kernel is '2'"),
+        (lambda m, x: m.fc(x, "f", True), ArgumentError, "layer 'f': units is True"),
+        (
+            lambda m, x: m.input("y", 3),
+            ShapeError,
+            "input 'y' of model 'm' has shape 3, wanted whole numbers",
+        ),
+        (lambda m, x: m.input("y", (None, 3)), ShapeError, r"has shape \(None, 3\), wanted whole numbers"),
+        (lambda m, x: m.input("y", (-1, 3)), ShapeError, r"has shape \(-1, 3\)"),
+        (lambda m, x: m.input("x", (2, 3)), NetError, "model 'm' has a blob 'x' already"),
+        (lambda m, x: SGD("0.1"), ArgumentError, r"SGD: learning_rate is '0\.1', wanted a number"),
+        (lambda m, x: SGD(0.1, momentum=None), ArgumentError, "SGD: momentum is None, wanted a number"),
+        (lambda m, x: SGD(0.1, clip_norm="1"), ArgumentError, "SGD: clip_norm is '1', wanted a number"),
+        (lambda m, x: gpunet.Workspace("cpu", seed="1"), ArgumentError, "seed is '1', wanted a whole number"),
+        (
+            lambda m, x: gpunet.Workspace("cpu", seed=0.5),
+            ArgumentError,
+            r"seed is 0\.5, wanted a whole number",
+        ),
+        (lambda m, x: gpunet.Net(3), NetError, "a net is to be named 3, wanted a text"),
+        (lambda m, x: gpunet.make_operator(3), ArgumentError, "type of an operator is 3, wanted a text"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(build, error, text):
+    with pytest.raises(error, match=text):
+        layer(build)
+
+
+def test_numbers_of_numpy_are_numbers():
+    workspace = gpunet.Workspace("cpu", seed=np.int64(3))
+    layer(lambda m, x: m.conv(x, "c", np.int64(8), [np.int32(3), 3], stride=np.int8(1)))
+    assert (workspace.seed, SGD(np.float32(0.5)).learning_rate) == (3, 0.5)
+
+
+def test_predictors_say_what_they_were_given(tmp_path):
+    model = gpunet.Model("m")
+    y = model.relu(model.input("x", (2, 3)), "y")
+    workspace = gpunet.Workspace("cpu")
+    gpunet.save_model(tmp_path, model, workspace, y)
+    predictor = gpunet.Predictor(tmp_path, "cpu")
+    with pytest.raises(
+        BlobError, match=r"found an array \(1, 2, 3\), wanted a list of arrays, one for each of x"
+    ):
+        predictor.run(np.ones((1, 2, 3), np.float32))
+    with pytest.raises(DataTypeError, match="input 'x' is no array of float32: could not convert"):
+        predictor.run({"x": "text"})
