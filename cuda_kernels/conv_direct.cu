@@ -119,22 +119,6 @@ __device__ inline void sum_filter_slices(const uint8* partial, T* dw, int64 size
   }
 }
 
-// A block for each filter.
-template <typename T>
-__device__ inline void sum_bias(const T* dy, T* db, int64 batch, int64 filters, int64 positions, int32 channels_last) {
-  typedef typename Accumulate<T>::type A;
-  __shared__ A scratch[32];
-  for (int64 f = blockIdx.x; f < filters; f += gridDim.x) {
-    A total = 0;
-    for (int64 i = threadIdx.x; i < batch * positions; i += blockDim.x) {
-      const int64 image = i / positions;
-      total += load(dy, channels_last ? i * filters + f : (image * filters + f) * positions + (i - image * positions));
-    }
-    total = block_reduce(total, scratch, (A)0, Sum());
-    if (threadIdx.x == 0) store(db, f, total);
-  }
-}
-
 #define CONVOLUTION(S, T)                                                                                             \
   extern "C" __global__ void conv_fwd_##S(const T* x, const T* w, const T* bias, T* y,                               \
                                           GPUNET_CONVOLUTION_PARAMETERS) {                                           \
@@ -150,9 +134,5 @@ __device__ inline void sum_bias(const T* dy, T* db, int64 batch, int64 filters, 
   }                                                                                                                  \
   extern "C" __global__ void conv_filter_sum_##S(const uint8* partial, T* dw, int64 size, int64 slices) {            \
     sum_filter_slices(partial, dw, size, slices);                                                                    \
-  }                                                                                                                  \
-  extern "C" __global__ void conv_bias_##S(const T* dy, T* db, int64 batch, int64 filters, int64 positions,          \
-                                           int32 channels_last) {                                                    \
-    sum_bias(dy, db, batch, filters, positions, channels_last);                                                      \
   }
 GPUNET_FLOATS(CONVOLUTION)

@@ -13,8 +13,9 @@ import numpy as np
 
 from gpunet.arguments import Arguments
 from gpunet.buffers import Buffer
-from gpunet.cuda_kernels.launch import Grid, blocks, elementwise, in_order, prepare, rows
-from gpunet.cuda_kernels.pieces import Buffers, Launch
+from gpunet.cuda_kernels.broadcast import launch_sum, plan_sum
+from gpunet.cuda_kernels.launch import Grid, blocks, elementwise, in_order, prepare
+from gpunet.cuda_kernels.pieces import Buffers, Launch, copy_launch
 from gpunet.cuda_kernels.signature import FLOATS, Kernel
 from gpunet.cuda_kernels.window import WINDOW, against_window, window_values
 from gpunet.kernels import KernelContext, kernel
@@ -22,7 +23,7 @@ from gpunet.operator import Operator
 from gpunet.operators.conv_transpose import TRANSPOSED, transposed_window
 from gpunet.operators.convolution import CONVOLUTIONS, convolution_window
 from gpunet.operators.window import Window
-from gpunet.specs import TensorSpec, spec
+from gpunet.specs import Shape, TensorSpec, spec
 
 #: What the cuDNN kernels leave, or a definition asks for by name.
 DIRECT: Final = "DIRECT"
@@ -45,12 +46,6 @@ _FILTER = Kernel(
 )
 _FILTER_SUM = Kernel(
     "conv_direct", "conv_filter_sum", "const uint8* partial, T* dw, int64 size, int64 slices", T=FLOATS
-)
-_BIAS = Kernel(
-    "conv_direct",
-    "conv_bias",
-    "const T* dy, T* db, int64 batch, int64 filters, int64 positions, int32 channels_last",
-    T=FLOATS,
 )
 
 #: Blocks that are worth having for the gradient of the filters, and windows below which a sum is not cut.
@@ -120,11 +115,17 @@ def _filter_slices(op: Operator, x: Any, w: Any) -> tuple[int, int]:
 
 
 def gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
-    """Memory for the slices of the gradient of the filters."""
+    """Memory for the slices of the gradient of the filters, and then of that of the bias.
+
+    ``inputs`` are X, W and dY, or (X being the output of a transposed convolution) its gradient and W.
+    """
     x, w = inputs[0], inputs[1]
     _, slices = _filter_slices(op, x, w)
-    itemsize = max(4, w.dtype.itemsize)
-    return [spec((slices * w.size * itemsize if slices > 1 else 0,), np.uint8)]
+    sizes = [slices * w.size * max(4, w.dtype.itemsize) if slices > 1 else 0]
+    if gradient_outputs(op.args, outputs)[1] is not None:
+        partial = plan_sum(*_channels_of(op, inputs[-1] if len(inputs) > 2 else x)).partial
+        sizes.append(0 if partial is None else partial.nbytes)
+    return [spec((max(sizes),), np.uint8)]
 
 
 def gradient_outputs(args: Arguments, outputs: Sequence[Any]) -> tuple[Any, Any | None, Any | None]:
@@ -147,12 +148,20 @@ def convolution_gradient(inputs: Buffers, outputs: Buffers, args: Arguments, ctx
     return in_order(*launches)
 
 
+def _channels_of(op: Operator, dy: Any) -> tuple[Shape, Shape]:
+    """The shape of dY with its positions taken together, and that of its sum for each channel."""
+    if op.args.order == "NHWC":
+        return (math.prod(dy.shape[:-1]), dy.shape[-1]), (1, dy.shape[-1])
+    return (*dy.shape[:2], math.prod(dy.shape[2:])), (1, dy.shape[1], 1)
+
+
 def channel_sums(ctx: KernelContext, dy: Buffer, db: Buffer) -> Launch:
-    """db, the sum of dY over images and positions."""
-    last = ctx.op.args.order == "NHWC"
-    channels, positions = db.size, math.prod(dy.shape[1:-1] if last else dy.shape[2:])
-    arguments = (dy, db, dy.shape[0], channels, positions, int(last))
-    return prepare(ctx, _BIAS, (dy.dtype,), arguments, rows(channels, dy.shape[0] * positions))
+    """db, the sum of dY over images and positions; the first scratch is that of :func:`gradient_scratch`."""
+    full, shape = _channels_of(ctx.op, dy)
+    if full == shape:
+        return copy_launch(ctx, dy, db)
+    partial = None if plan_sum(full, shape).partial is None else ctx.scratch[0]
+    return launch_sum(ctx, dy, db, full, shape, partial, wide=True)
 
 
 def data_gradient(

@@ -17,15 +17,18 @@ struct Dimensions {
   }
   template <typename I>
   __device__ int64 split(I rest) const {
-    int64 result = 0;
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      if (d == count - 1) return result + rest * stride[d];
-      const I next = rest / (I)size[d];
-      result += (rest - next * (I)size[d]) * stride[d];
-      rest = next;
-    }
-    return result + rest * stride[3];
+    // Written out: a loop over arrays would put them into memory of the thread.
+    I next = rest / (I)size[0];
+    int64 result = (rest - next * (I)size[0]) * stride[0];
+    rest = next;
+    if (count == 2) return result + rest * stride[1];
+    next = rest / (I)size[1];
+    result += (rest - next * (I)size[1]) * stride[1];
+    rest = next;
+    if (count == 3) return result + rest * stride[2];
+    next = rest / (I)size[2];
+    result += (rest - next * (I)size[2]) * stride[2];
+    return result + next * stride[3];
   }
 };
 
