@@ -40,9 +40,12 @@ _BACK: Final = np.ascontiguousarray(_OUTPUT.T)
 
 #: With fewer channels, transformations take longer than they save; with more filters, those of filters do.
 _LEAST_CHANNELS: Final = 48
-_MOST_FILTERS: Final = 1 << 15
+_MOST_FILTERS: Final = 1 << 16
 #: Tiles in a block: what becomes of them stays in the cache.
 _TILES: Final = 64
+#: More filters are too many for small products and for the cache: they are read once for more tiles.
+_MANY_FILTERS: Final = 1 << 15
+_MORE_TILES: Final = 100
 #: Fewer tiles in all do not make up for the transformation of the filters.
 _LEAST_TILES: Final = 256
 
@@ -123,11 +126,13 @@ def plan_winograd(
     ):
         return None
     most = min(_TILES, SMALL_PRODUCT // (channels * filters))
+    if channels * filters > _MANY_FILTERS:
+        most = _MORE_TILES
     one = WinogradPlan(window, batch, channels, filters, 1, 1)
     if batch * one.tiles * one.down < _LEAST_TILES or one.tiles > most:
         return None
     rows = min(one.down, most // one.tiles)
-    return replace(one, rows=rows, images=min(batch, most // (one.tiles * rows)))
+    return replace(one, rows=rows, images=min(-(-batch // LANES), most // (one.tiles * rows)))
 
 
 def transform_filters(plan: WinogradPlan, filters: Array, ordered: Array, transformed: Array) -> None:
@@ -190,17 +195,18 @@ def _step(
     results = memory[1][: _OUT**2 * made].reshape(_OUT, _OUT, made)
     by_place = results.reshape(_OUT, _OUT, plan.rows, plan.across, plan.images, plan.filters)
     finals = _output_views(plan, row, outputs, by_place)
+    everywhere = targets[_IN + 1]
 
     def run() -> None:
         transform()
         np.matmul(factors, filters, out=targets)
+        if bias is not None:
+            # What stands at this place is added to each of the outputs of a tile.
+            np.add(everywhere, bias, out=everywhere)
         np.matmul(_OUTPUT, by_row, out=result_rows.reshape(_OUT, _IN * made))
         np.matmul(_OUTPUT, result_rows, out=results)
         for final, result in finals:
-            if bias is None:
-                np.copyto(final, result)
-            else:
-                np.add(result, bias, out=final)
+            np.copyto(final, result)
 
     return run
 
@@ -279,7 +285,7 @@ def _output_views(plan: WinogradPlan, row: int, outputs: Array, results: Array) 
 
 
 def filter_gradient_scratch(plan: WinogradPlan) -> list[TensorSpec]:
-    """Sums over lanes in the order of filters; for each lane, six arrays.
+    """For each lane, six arrays.
 
     They are padded images, their rows transformed, tiles of images and of dY, a product and a sum.
     """
@@ -289,15 +295,14 @@ def filter_gradient_scratch(plan: WinogradPlan) -> list[TensorSpec]:
     lane = [(_OUT * plan.rows + _IN - _OUT) * row, plan.rows * _IN * row]
     lane += [_IN**2 * plan.tiles * n for n in (plan.channels, both - plan.channels)]
     lane += [_IN**2 * pairs] * 2
-    return [spec((n,), np.dtype(np.float32)) for n in [9 * pairs, *lane * LANES]]
+    return [spec((n,), np.dtype(np.float32)) for n in lane * LANES]
 
 
 def bind_filter_gradient(
     plan: WinogradPlan, images: Array, dy: Array, dw: Array, scratch: Sequence[Array]
 ) -> Callable[[], None]:
     """Writes ``dW = G^T (sum over tiles of (B^T d B) * (A dY A^T)) G``, the transpose of the convolution."""
-    ordered, *rest = scratch
-    memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]
+    memory = [scratch[i : i + 6] for i in range(0, len(scratch), 6)]
     steps: list[list[tuple[Callable[[], None], Callable[[], None], Array, Array]]] = [
         [] for _ in range(LANES)
     ]
@@ -307,17 +312,19 @@ def bind_filter_gradient(
         factors, gradients = _tiles(own[2], block, plan.channels), _tiles(own[3], block, plan.filters)
         from_x = _bind_tiles(block, row, images[at], _INPUT, plan.window.head, own[:2], factors)
         from_dy = _bind_tiles(block, row, dy[at], _BACK, (0, 0), own[:2], gradients)
-        steps[number % LANES].append((from_x, from_dy, factors.transpose(0, 2, 1), gradients))
-    shape = (_IN**2, plan.channels, plan.filters)
-    both = np.kron(_FILTER, _FILTER).T.copy()
+        steps[number % LANES].append((from_x, from_dy, gradients.transpose(0, 2, 1), factors))
+    shape = (_IN**2, plan.filters, plan.channels)
+    both = np.kron(_FILTER, _FILTER)
+    direct = dw.flags.c_contiguous
+    result = (dw if direct else np.empty(dw.shape, dw.dtype)).reshape(-1, 9)
 
     def run_lane(lane: int) -> None:
         part, total = (m.reshape(shape) for m in memory[lane][4:])
         total.fill(0)
-        for from_x, from_dy, factors, gradients in steps[lane]:
+        for from_x, from_dy, gradients, factors in steps[lane]:
             from_x()
             from_dy()
-            np.matmul(factors, gradients, out=part)
+            np.matmul(gradients, factors, out=part)
             np.add(total, part, out=total)
 
     lanes = [functools.partial(run_lane, lane) for lane in range(LANES)]
@@ -327,8 +334,8 @@ def bind_filter_gradient(
         total, *others = (m[5] for m in memory)
         for other in others:
             np.add(total, other, out=total)
-        by_channel = ordered.reshape(9, *shape[1:]).transpose(1, 0, 2)
-        product(both, total.reshape(shape).transpose(1, 0, 2), by_channel)
-        np.copyto(dw, ordered.reshape(3, 3, *shape[1:]).transpose(3, 2, 0, 1))
+        product(total.reshape(_IN**2, -1).T, both, result)
+        if not direct:
+            np.copyto(dw, result.reshape(dw.shape))
 
     return run

@@ -44,6 +44,7 @@ CASES = {
     "winograd-wide": Case(
         (4, 48, 8, 51), (128, 3, 3), (1, 1), (0, 1, 0, 1), (1, 1), True, True, True, phases=True
     ),
+    "winograd-many": Case((17, 160, 8, 7), (224, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), False, False, True),
     "wide-window": Case((6, 24, 12, 9), (40, 5, 5), (1, 1), (0, 0, 1, 2), (1, 1), True, True, phases=True),
     "space-steps": Case(
         (4, 16, 7, 6, 9), (32, 2, 3, 2), (2, 1, 3), (1, 0, 1, 0, 1, 1), (1, 1, 1), True, True, phases=True
