@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.pieces import together
+from gpunet.cpu_fallback.steps import Step
+from gpunet.cpu_fallback.threads import cuts
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operators.joining import join_axis, slice_ranges, split_sizes, tile_shape, untile_shape
@@ -24,12 +29,28 @@ def concat(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext)
     axis = join_axis(ctx.op, y.ndim)
     parts = [np.expand_dims(x, axis) for x in inputs] if args.add_axis else inputs
     sizes = [x.shape[axis] for x in parts]
+    fill = together(_concat_pieces(parts, axis, y))
 
     def run() -> None:
-        np.concatenate(parts, axis, out=y)
+        fill()
         split_info[...] = sizes
 
     return run
+
+
+def _concat_pieces(parts: Sequence[Array], axis: int, y: Array) -> list[Step]:
+    """Steps that fill y; a large one in ranges of dimension 0, or part by part where that is not possible."""
+    ranges = cuts(len(y), y.nbytes // max(1, len(y))) if axis > 0 else []
+    if len(ranges) > 1:
+        return [partial(np.concatenate, [x[b:e] for x in parts], axis, out=y[b:e]) for b, e in ranges]
+    if len(cuts(y.nbytes, 1)) < 2:
+        return [partial(np.concatenate, parts, axis, out=y)]
+    ends = itertools.accumulate((x.shape[axis] for x in parts), initial=0)
+    before = (slice(None),) * axis
+    return [
+        partial(np.copyto, y[(*before, slice(start, start + x.shape[axis]))], x)
+        for start, x in zip(ends, parts, strict=False)
+    ]
 
 
 @kernel("Split", "DepthSplit", binds=True)

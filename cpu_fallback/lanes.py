@@ -18,7 +18,7 @@ LANES: Final = 2
 #: Rows times columns times depth of the largest product that OpenBLAS leaves to its small-matrix kernels.
 SMALL_PRODUCT: Final = 1_000_000
 #: Multiplications below which waking another thread costs more than it saves.
-THREAD_WORK: Final = 20_000_000
+THREAD_WORK: Final = 8_000_000
 
 
 def run_lanes(lanes: Sequence[Callable[[], None]], work: int) -> None:

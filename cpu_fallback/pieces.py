@@ -1,11 +1,11 @@
-"""Elementwise kernels in pieces: large tensors are cut so that threads share them and their pieces stay in a
-cache where a kernel goes over them several times.
+"""Kernels in pieces: large tensors are cut so that threads share them, and so that a piece stays in a cache
+where a kernel goes over it several times.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -52,9 +52,16 @@ def in_pieces(bind: Binding) -> Binding:
             )
             for r in ranges
         ]
-        return lambda: CREW.run(steps, thread_count())
+        return together(steps)
 
     return bind_pieces
+
+
+def together(steps: Sequence[Step]) -> Step:
+    """One step that runs all of these, by several threads where cores are free."""
+    if len(steps) == 1:
+        return steps[0]
+    return lambda: CREW.run(steps, thread_count())
 
 
 def bound(function: Callable[[Arrays, Arrays, Arguments, KernelContext], None]) -> Binding:

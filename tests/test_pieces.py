@@ -1,4 +1,4 @@
-"""Elementwise kernels in pieces: the same bits as whole."""
+"""Kernels in pieces: the same bits as whole."""
 
 from __future__ import annotations
 
@@ -56,6 +56,17 @@ def test_pieces_give_the_bits_of_the_whole(
     wanted = op_check.execute(definition, op_check.copies(case.inputs))
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want, strict=True)
+
+
+JOINED = [case for case in GOOD if case.type in ("Concat", "DepthConcat")]
+
+
+@pytest.mark.parametrize("case", JOINED, ids=ids(JOINED))
+def test_parts_are_joined_in_pieces(case: op_check.OpCase, cut: list[int]) -> None:
+    found = op_check.execute(case.definition(), op_check.copies(case.inputs))
+    y = found[0]
+    assert cut or len(case.inputs) == len(y) == 1
+    np.testing.assert_array_equal(y, case.reference(*case.inputs)[0])
 
 
 def test_large_tensors_are_cut_for_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
