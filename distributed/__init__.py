@@ -7,6 +7,7 @@ A process that was started by ``mpirun``, ``mpiexec``, ``srun`` or ``gpunet laun
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Set as AbstractSet
@@ -14,11 +15,12 @@ from typing import Final
 
 from gpunet.devices import Device, parse_device
 from gpunet.discovery import Place, discover, local_device
-from gpunet.distributed import affinity
+from gpunet.distributed import affinity, failure
 from gpunet.distributed.agreement import check_same_graph
 from gpunet.distributed.communicator import OPS, Communicator, element_type
 from gpunet.distributed.failure import CollectiveError, PeerFailed
 from gpunet.distributed.single import SingleCommunicator
+from gpunet.distributed.start import limited
 from gpunet.errors import ArgumentError, DeviceError
 
 __all__ = [
@@ -72,7 +74,14 @@ def init(backend: str = "auto", device: str | Device | None = None) -> Communica
         raise ArgumentError(f"backend {backend!r}, wanted one of {', '.join(BACKENDS)}")
     with _lock:
         if _world is None:
-            _world = _make(backend, device)
+            place = discover()
+            if backend == "single" or (backend == "auto" and place.size == 1):
+                _world = SingleCommunicator()
+            else:
+                # Operations of ranks that have started give up before that, and know more.
+                seconds = (failure.patience() + failure.timeout()) / 2
+                with limited(seconds if place.size > 1 else math.inf, failure.who()):
+                    _world = _make(backend, device, place)
         elif backend not in ("auto", _world.name.lower()):
             raise DeviceError(
                 f"this process has a communicator over {_world.name} already, wanted {backend} from the start"
@@ -92,10 +101,7 @@ def finalize() -> None:
         _cores = None
 
 
-def _make(backend: str, device: str | Device | None) -> Communicator:
-    place = discover()
-    if backend == "single" or (backend == "auto" and place.size == 1):
-        return SingleCommunicator()
+def _make(backend: str, device: str | Device | None, place: Place) -> Communicator:
     from gpunet.distributed.mpi import MpiCommunicator
 
     global _cores

@@ -66,13 +66,12 @@ def test_a_process_without_mpi_has_all_its_cores_again(monkeypatch):
     released = []
     monkeypatch.setattr(affinity, "bind", lambda place: frozenset({3, 5}))
     monkeypatch.setattr(affinity, "release", released.append)
-    monkeypatch.setattr(distributed, "discover", lambda: place(1, 4))
 
     def missing():
         raise DeviceError("there is no MPI")
 
     monkeypatch.setattr("gpunet.distributed.mpi.MpiCommunicator", missing)
     with pytest.raises(DeviceError, match="there is no MPI"):
-        distributed._make("auto", None)
+        distributed._make("auto", None, place(1, 4))
     assert released == [{3, 5}]
     assert distributed._cores is None

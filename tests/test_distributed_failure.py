@@ -69,6 +69,15 @@ def test_an_operator_that_hangs() -> None:
     assert re.search(rf"has waited \d+ seconds for {who}, last in {STEP}, {where}", output), output
 
 
+def test_a_rank_that_does_not_start() -> None:
+    """The others wait inside of MPI, where nothing of Python runs."""
+    job = run_ranks(3, "failures", "absent", "1", GPUNET_COLLECTIVE_TIMEOUT=TIMEOUT)
+    assert job.status != 0, job.output
+    check_nothing_is_left(job.pids())
+    who = r"gpunet: rank [02] of 3 on host \S+ \(pid \d+\)"
+    assert re.search(rf"{who} has waited [\d.]+ seconds for the other ranks to start", job.output), job.output
+
+
 def test_without_the_monitor_waiting_ends_too() -> None:
     output = fail(2, "hang", "1", GPUNET_COLLECTIVE_TIMEOUT=TIMEOUT, GPUNET_MONITOR="0").output
     assert re.search(

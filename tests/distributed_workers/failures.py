@@ -107,6 +107,9 @@ DISAGREEMENTS: dict[str, Part] = {
 
 def main() -> None:
     mode, bad = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    if mode == "absent" and distributed.discover().rank == bad:
+        say(f"rank {bad} is pid {os.getpid()}, and fails at {time.monotonic()}")
+        time.sleep(1000)
     world = distributed.init("mpi")
     is_bad = world.rank == bad
     say(f"rank {world.rank} is pid {os.getpid()}")
