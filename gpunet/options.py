@@ -33,6 +33,10 @@ ENGINES: Final = {
 }
 
 
+#: The name by which the assignment of lanes is switched off.
+SCHEDULE: Final = "schedule"
+
+
 @dataclass(frozen=True)
 class Options:
     """How a net is compiled and run.
@@ -58,7 +62,7 @@ class Options:
     @property
     def lanes(self) -> dict[str, int]:
         """Number of lanes of each device kind."""
-        if self.engine == SIMPLE:
+        if self.engine == SIMPLE or SCHEDULE in self.without:
             return {}
         return {"cpu": self.workers, "cuda": self.streams, "sim": self.streams}
 

@@ -130,6 +130,7 @@ class Workspace:
         """Forgets a blob; nets that use it will miss it. Raises :class:`BlobError` if it does not exist."""
         if self._blobs.pop(name, None) is None:
             raise BlobError(f"cannot remove blob {name!r}: it does not exist")
+        self._hidden.pop(name, None)
         self.epoch += 1
 
     def reset(self) -> None:
@@ -138,6 +139,7 @@ class Workspace:
             self._blobs.clear()
             self._programs.clear()
             self._states.clear()
+            self._hidden.clear()
             self.epoch += 1
 
     # Nets

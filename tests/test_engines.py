@@ -131,6 +131,13 @@ def test_branches_run_in_lanes_of_their_own():
     assert 1 <= waits <= 4, "only the edges that cross lanes are waited for"
 
 
+@pytest.mark.parametrize("engine", ["async_scheduling", "graph"])
+def test_without_a_schedule_there_is_one_lane(engine):
+    for without, lanes in (((), 4), (["schedule"], 1)):
+        ws = ran(branches(), (64, 1024), engine=engine, workers=4, without=without)
+        assert len(ws.program("branches").segments()[0].compiled.schedule.lanes) == lanes
+
+
 def test_a_long_branch_has_a_lane_of_its_own():
     """Two short branches, and then one as long as both: it shares its lane with neither."""
     ops, ends = [], []

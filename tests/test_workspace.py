@@ -13,6 +13,7 @@ from gpunet.dtypes import bfloat16
 from gpunet.errors import BlobError, DataTypeError, DeviceError, FormatError, NetError, ShapeError
 from gpunet.proto import NetDef, OperatorDef, TensorProto
 from gpunet.serialization import tensor_to_proto
+from tests.nets import op
 
 
 @pytest.fixture
@@ -121,6 +122,20 @@ def test_names_of_blobs_and_missing_ones(ws):
     assert not ws.has("a")
     with pytest.raises(BlobError, match="'a'"):
         ws.remove("a")
+
+
+def test_what_was_internal_to_a_net_is_forgotten_with_it(ws):
+    net = NetDef(name="n", op=[op("Tanh", "x", "h"), op("Sqr", "h", "y")], external_input=["x"])
+    net.external_output.append("y")
+    for forget in (ws.reset, lambda: (ws.feed("h", 1.0), ws.remove("h"))):
+        ws.feed("x", np.ones(2, np.float32))
+        ws.create(net, overwrite=True)
+        ws.run("n")
+        with pytest.raises(BlobError, match="blob 'h' is internal to net 'n'"):
+            ws.fetch("h")
+        forget()
+        with pytest.raises(BlobError, match="blob 'h' does not exist"):
+            ws.fetch("h")
 
 
 def test_reset_forgets_everything(ws):

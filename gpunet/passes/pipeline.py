@@ -9,6 +9,7 @@ from typing import Final
 from gpunet.devices import Device
 from gpunet.errors import NetError
 from gpunet.graph import Graph
+from gpunet.options import SCHEDULE
 from gpunet.passes.batch_norm_folding import fold_batch_norms
 from gpunet.passes.common_subexpressions import merge_common_subexpressions
 from gpunet.passes.constants import fold_constants
@@ -69,13 +70,14 @@ PASSES: Final[list[Pass]] = [
     Pass("fusion", lambda graph, context: fuse(graph, context.kept)),
     Pass("in_place", lambda graph, context: share_in_place(graph, context.kept)),
 ]
-#: The memory plan is made after the schedule, by the program; it can be switched off like a pass.
+#: What is made behind the passes, by the program, and can be switched off like one. Without a schedule, each
+#: device has one lane.
 MEMORY_PLAN: Final = "memory_plan"
 
 
 def check_names(without: frozenset[str]) -> None:
     """Raises :class:`NetError` for a name that is no optional pass."""
-    known = [p.name for p in PASSES if p.optional] + [MEMORY_PLAN]
+    known = [*(p.name for p in PASSES if p.optional), SCHEDULE, MEMORY_PLAN]
     unknown = sorted(without.difference(known))
     if unknown:
         raise NetError(f"cannot switch off pass {unknown[0]!r}, wanted one of {', '.join(known)}")
