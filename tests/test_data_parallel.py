@@ -11,7 +11,7 @@ import gpunet
 from gpunet import mixed_precision
 from gpunet.data import Batches, DatasetError
 from gpunet.distributed import CollectiveError, SingleCommunicator
-from gpunet.distributed.buckets import WEIGHT
+from gpunet.distributed.buckets import WEIGHT, bucket_sizes
 from gpunet.distributed.compression import NAMES, Bucket, PowerSgd, compressor
 from gpunet.distributed.data_parallel import FINITE, parallelize, synchronize_batch_norm
 from gpunet.errors import ArgumentError, GradientError, KernelError
@@ -84,6 +84,22 @@ def test_buckets_hold_gradients_in_the_order_in_which_they_are_made():
         assert pack == max(made[n] for n in bucket.blobs) + 1
         following = [op.type for op in operators[pack : pack + 3]]
         assert following == ["PackBucket", "Allreduce", "UnpackBucket"]
+
+
+@pytest.mark.parametrize(
+    ("width", "asked", "want"),
+    [
+        (60_000, (None, None), (25 << 20, 1 << 20)),
+        (60_000, (50 << 20, 2 << 20), (50 << 20, 2 << 20)),
+        # An eighth of all gradients, so that there is something to reduce during the backward pass.
+        (1_000, (None, None), (500_500, 500_500)),
+    ],
+)
+def test_sizes_of_buckets(width, asked, want):
+    model = gpunet.Model("wide")
+    model.add("SumElements", [model.fc(model.input("data", (2, 1_000)), "fc", width)], "loss")
+    model.add_gradients("loss")
+    assert bucket_sizes(model, *asked) == want
 
 
 def test_reductions_are_before_decay_clipping_and_updates_and_on_a_lane_of_their_own():
