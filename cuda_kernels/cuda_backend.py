@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpunet.backends import Backend, Event, Function, Memory, Stream
+from gpunet.backends import Backend, Event, Function, Memory, Stream, check_copy
 from gpunet.cuda_kernels import device_errors, nvrtc
 from gpunet.cuda_kernels.memory_pool import Pool
 from gpunet.cuda_kernels.staging import Staging
@@ -312,6 +312,7 @@ class CudaBackend(Backend):
 
     def copy_in(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> None:
         """Copies a host array to the device through pinned memory; it may be changed when this returns."""
+        check_copy(target, source)
         self._refuse_capture(target, stream)
         target.memory.used_on(stream)
         with self.cuda.located(f"copying {target.name!r} to {self.device}"):
@@ -326,6 +327,7 @@ class CudaBackend(Backend):
 
     def copy_later(self, target: Buffer, source: npt.NDArray[Any], stream: Stream) -> Event:
         """Puts one copy from page-locked memory on the stream."""
+        check_copy(target, source)
         self._refuse_capture(target, stream)
         target.memory.used_on(stream)
         with self.cuda.located(f"copying {target.name!r} to {self.device}"):
@@ -334,6 +336,7 @@ class CudaBackend(Backend):
 
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
         """Copies to a host array through pinned memory and waits; raises what kernels before it reported."""
+        check_copy(source, target, written=True)
         self._refuse_capture(source, stream)
         source.memory.used_on(stream)
         with self.cuda.located(f"copying {source.name!r} from {self.device}"):
@@ -342,6 +345,7 @@ class CudaBackend(Backend):
 
     def copy_back(self, target: npt.NDArray[Any], source: Buffer, stream: Stream) -> None:
         """Copies to page-locked memory by one copy, and waits."""
+        check_copy(source, target, written=True)
         self._refuse_capture(source, stream)
         source.memory.used_on(stream)
         with self.cuda.located(f"copying {source.name!r} from {self.device}"):

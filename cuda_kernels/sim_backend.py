@@ -250,7 +250,7 @@ class SimBackend(backends.Backend):
 
     def copy_in(self, target: Buffer, source: npt.NDArray[Any], stream: backends.Stream) -> None:
         """Queues a copy of what ``source`` holds now."""
-        self._check_size(target, source.nbytes)
+        backends.check_copy(target, source)
         if self.executor.captured is not None:
             raise DeviceError(
                 "a copy from the host cannot be captured: a graph would copy the same bytes always"
@@ -265,9 +265,7 @@ class SimBackend(backends.Backend):
 
     def copy_out(self, target: npt.NDArray[Any], source: Buffer, stream: backends.Stream) -> None:
         """Copies in the order of the stream and waits; raises what kernels before it reported."""
-        self._check_size(source, target.nbytes)
-        if not target.flags.c_contiguous or not target.flags.writeable:
-            raise DeviceError(f"cannot copy {source} to an array that is not contiguous and writeable")
+        backends.check_copy(source, target, written=True)
         done = False
         recording, position = self.executor.recording, None
 
@@ -286,7 +284,8 @@ class SimBackend(backends.Backend):
 
     def copy(self, target: Buffer, source: Buffer, stream: backends.Stream) -> None:
         """Queues a copy between two buffers of this device, or from another simulated one."""
-        self._check_size(target, source.nbytes)
+        if target.nbytes != source.nbytes:
+            raise DeviceError(f"cannot copy {source} to {target}, wanted the same number of bytes")
 
         def run() -> None:
             self._copy(target.pointer, source.pointer, target.nbytes, 3, (target, source))
@@ -310,13 +309,6 @@ class SimBackend(backends.Backend):
             buffer = buffers[failed - 1] if device == 3 else buffers[0]
             raise KernelError(
                 f"copy: buffer {buffer.name!r} ({buffer.spec}) is freed or reaches out of its block"
-            )
-
-    @staticmethod
-    def _check_size(buffer: Buffer, nbytes: int) -> None:
-        if buffer.nbytes != nbytes:
-            raise DeviceError(
-                f"copy between {buffer} of {buffer.nbytes} bytes and {nbytes} bytes, wanted the same number"
             )
 
     def _put(

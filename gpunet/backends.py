@@ -212,6 +212,18 @@ class Backend(ABC):
         return (0, 0)
 
 
+def check_copy(buffer: Buffer, array: npt.NDArray[Any], *, written: bool = False) -> None:
+    """Raises :class:`DeviceError` unless a host array has as many bytes as a buffer and, where it is written,
+    can be written as it lies in memory.
+    """
+    if buffer.nbytes != array.nbytes:
+        raise DeviceError(
+            f"copy between {buffer} of {buffer.nbytes} bytes and {array.nbytes} bytes, wanted the same number"
+        )
+    if written and not (array.flags.c_contiguous and array.flags.writeable):
+        raise DeviceError(f"cannot copy {buffer} to an array that is not contiguous and writeable")
+
+
 _MODULES: Final = {"cuda": "gpunet.cuda_kernels.cuda_backend", "sim": "gpunet.cuda_kernels.sim_backend"}
 _open: dict[Device, Backend] = {}
 

@@ -72,6 +72,25 @@ def test_copies_of_few_elements(backend: CudaBackend, shape: tuple[int, ...]) ->
     np.testing.assert_array_equal(Buffer.from_numpy(backend, source).numpy(), source)
 
 
+def test_copies_that_do_not_fit_are_refused(backend: CudaBackend) -> None:
+    x, stream = Buffer.from_numpy(backend, np.zeros(4, np.float32), "x"), backend.stream
+    for size in (3, 5):
+        array = np.zeros(size, np.float32)
+        for copy in (
+            lambda array=array: backend.copy_in(x, array, stream),
+            lambda array=array: backend.copy_later(x, array, stream),
+            lambda array=array: backend.copy_out(array, x, stream),
+            lambda array=array: backend.copy_back(array, x, stream),
+        ):
+            with pytest.raises(DeviceError, match=rf"of 16 bytes and {4 * size} bytes, wanted the same"):
+                copy()
+    frozen = np.zeros(4, np.float32)
+    frozen.flags.writeable = False
+    for target in (np.zeros((4, 2), np.float32)[:, 0], frozen):
+        with pytest.raises(DeviceError, match="not contiguous and writeable"):
+            backend.copy_out(target, x, stream)
+
+
 def test_large_copies_go_in_pieces(backend: CudaBackend) -> None:
     source = np.random.default_rng(1).integers(0, 255, (9 << 20) + 3, np.uint8)
     np.testing.assert_array_equal(Buffer.from_numpy(backend, source).numpy(), source)

@@ -95,6 +95,7 @@ def grid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         ((1, 70, 5, 5), 70, (1, 1), {}),
         ((2, 4, 12, 12), 4, (3, 3), {"dilation": 2, "pad": 2, "group": 4}),
         ((24, 1, 16, 16), 3, (5, 5), {"stride": 2}),
+        ((3, 2, 50, 50), 3, (1, 1), {}),
         ((9, 3, 40), 17, (4,), {"stride": 3, "pads": [2, 1]}),
         ((2, 3, 5, 6, 4), 5, (2, 3, 2), {"pad": 1, "strides": [1, 2, 1]}),
     ],
