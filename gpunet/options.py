@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpunet.cores import usable_cores
 from gpunet.errors import NetError
 from gpunet.proto import NetDef
 
@@ -43,7 +43,7 @@ class Options:
 
     Attributes:
         engine: ``simple``, ``async_scheduling`` or ``graph``.
-        workers: CPU lanes of ``async_scheduling``.
+        workers: CPU lanes of ``async_scheduling``; by default one for each core that the process may use.
         streams: streams on each GPU.
         keep: blobs that can be fetched after a run, beside those that the net reads and writes; ``None``
             keeps all.
@@ -101,7 +101,7 @@ def options_of(
         keep = net.external_output
     return Options(
         ENGINES[name],
-        chosen or os.cpu_count() or 1,
+        chosen or len(usable_cores()),
         4 if streams is None else streams,
         None if keep is None else frozenset(keep),
         frozenset(without),

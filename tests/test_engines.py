@@ -254,8 +254,10 @@ def test_the_first_error_wins_and_leaves_the_workspace_usable():
     assert ws.fetch("y").shape == (4, 4)
 
 
-def test_num_workers_and_type_of_the_net_choose():
+def test_num_workers_and_type_of_the_net_choose(monkeypatch):
     net = branches()
+    monkeypatch.setattr("gpunet.options.usable_cores", lambda: {3, 4, 8})
+    assert ran(net, engine="dag").program("branches").options.workers == 3
     net.type, net.num_workers = "dag", 3
     program = ran(net).program("branches")
     assert (program.options.engine, program.options.workers) == ("async_scheduling", 3)

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 
 import gpunet
+from gpunet import graph_engine
+from gpunet.devices import Device
+from gpunet.engines import Step, StepFailed
 from gpunet.errors import KernelError
 from gpunet.observers import Call, observe
 from gpunet.proto import NetDef
+from gpunet.schedule import Lane
 from tests.nets import DEVICES, op
+from tests.sim_kernels import needs_compiler
 
 ENGINES = ["simple", "async_scheduling", "graph"]
 #: Two branches of different lengths, which two lanes share.
@@ -78,6 +83,35 @@ def test_whatever_is_raised_in_any_lane_ends_the_run(ws, engine, kind):
         ws.feed("y", np.zeros((3, 4), np.float32))
         within(30, lambda: ws.run("n", 2))
         np.testing.assert_array_equal(ws.fetch("y"), wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_error_while_a_graph_is_captured_leaves_no_half_of_it(monkeypatch, kind):
+    ws = gpunet.Workspace("sim:0")
+    ws.feed("x", np.full((3, 4), 0.5, np.float32))
+    ws.create(NetDef(name="n", op=BRANCHES), engine="graph", streams=2, without=["fusion"])
+    ws.run("n")
+    wanted = ws.fetch("y")
+    call, left = graph_engine._call, [3]
+
+    def fail(step: Step) -> None:
+        left[0] -= 1
+        if not left[0]:
+            try:
+                raise kind("no more")
+            except RuntimeError as error:
+                raise StepFailed(error, step.node) from error
+        call(step)
+
+    monkeypatch.setattr(graph_engine, "_call", fail)
+    with pytest.raises(KernelError if kind is RuntimeError else kind, match="no more"):
+        ws.run("n")
+    assert not ws.program("n").stream(Lane(Device("sim"))).capturing
+    ws.feed("y", np.zeros((3, 4), np.float32))
+    ws.run("n", 3)
+    np.testing.assert_array_equal(ws.fetch("y"), wanted)
+    assert ws.program("n").segments()[0].execute.replays == 3
 
 
 def test_an_interrupted_run_ends_when_all_lanes_have():
