@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from gpunet.cuda_kernels import cache
 from gpunet.cuda_kernels.cudnn_graphs import ALIGNMENT, Descriptor, Settings
+from gpunet.errors import DeviceError
 
 #: What a description of a device says of one board or of the moment; plans are the same without.
 _BOARD: Final = frozenset(["cudaDeviceId", "pciDeviceId", "totalGlobalMem"])
@@ -73,13 +74,13 @@ class PlanCache:
 
     def __init__(self, size: int = 1024) -> None:
         self.size = size
-        self._found: OrderedDict[str, Plan | Exception] = OrderedDict()
+        self._found: OrderedDict[str, Plan | DeviceError] = OrderedDict()
         self._lock = threading.RLock()
 
     def find(self, key: str, make: Callable[[], Plan]) -> Plan:
         """The plan of a key: from memory, from disk, or made now and kept.
 
-        What ``make`` raises is kept too, in memory, and raised each time.
+        That there is none, a :class:`DeviceError` of ``make``, is kept too, in memory, and raised each time.
         """
         with self._lock:
             found = self._found.get(key)
@@ -89,13 +90,13 @@ class PlanCache:
                     try:
                         found = make()
                         write(found)
-                    except Exception as error:
+                    except DeviceError as error:
                         found = error
                 self._found[key] = found
                 while len(self._found) > self.size:
                     self._found.popitem(last=False)
             self._found.move_to_end(key)
-        if isinstance(found, Exception):
+        if isinstance(found, DeviceError):
             raise found.with_traceback(None)
         return found
 

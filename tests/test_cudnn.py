@@ -293,6 +293,21 @@ def test_a_missing_plan_is_asked_for_once(folder: Path) -> None:
     assert len(asked) == 1
 
 
+def test_what_may_pass_is_not_kept(folder: Path) -> None:
+    plans, plan = PlanCache(), Plan("a", "eng0", 0, b"data")
+    answers: list[Any] = [MemoryError(), plan]
+
+    def make() -> Plan:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return plan
+
+    with pytest.raises(MemoryError):
+        plans.find("a", make)
+    assert plans.find("a", make) == plan
+
+
 # Settings.
 
 
