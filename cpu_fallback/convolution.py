@@ -23,7 +23,14 @@ from gpunet.cpu_fallback.columns import (
     spread_blocks,
     stack_blocks,
 )
-from gpunet.cpu_fallback.direct import bind_direct, plan_direct
+from gpunet.cpu_fallback.direct import (
+    DirectPlan,
+    bind_direct,
+    bind_direct_gradient,
+    gradient_scratch,
+    plan_direct,
+    plan_direct_gradient,
+)
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.products import product
@@ -215,9 +222,13 @@ class _Backward(NamedTuple):
     images: WinogradPlan | None
     phases: PhasePlan | None
     taps: TapPlan | None = None  #: of all gradients; nothing else then
+    direct: DirectPlan | None = None  #: as well
 
 
 def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
+    direct = plan_direct_gradient(layout, dtype)
+    if direct is not None:
+        return _Backward(None, None, None, direct=direct)
     filters = _winograd(layout, dtype)
     images = _backward_winograd(layout, dtype) if has_data else None
     taps = _backward_taps(layout, has_data) if filters is None and images is None else None
@@ -232,6 +243,8 @@ def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
     plans = _backward(layout, inputs[0].dtype, _has_data_gradient(op.args, op.outputs))
+    if plans.direct is not None:
+        return gradient_scratch(plans.direct)
     if plans.taps is not None:
         return plans.taps.scratch()
     wanted = [
@@ -282,6 +295,8 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if _has_data_gradient(args, outputs) else None
     plans = _backward(layout, x.dtype, dx is not None)
+    if plans.direct is not None:
+        return bind_direct_gradient(plans.direct, x, w, dy, dw, db, dx, ctx.scratch)
     if plans.taps is not None:
         return bind_taps(plans.taps, x, w, dy, dw, db, dx, ctx.scratch)
     (memory,) = ctx.scratch

@@ -1,4 +1,4 @@
-"""Convolution with few elements in a window, image by image: the products are the outputs themselves.
+"""Convolution with few elements in a window, image by image: outputs serve as matrices as they are.
 
 Columns are (image, channel, *kernel, *output), so that the product of an image with the filters lies in
 memory as its outputs do, and a block of images takes one call for each step. With a window of many elements,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +28,10 @@ Array = npt.NDArray[Any]
 
 #: Bytes of columns and outputs of a block of images, which stay in the cache.
 _BLOCK_BYTES: Final = 1 << 19
+#: The same for gradients, which take more calls.
+_GRADIENT_BYTES: Final = 3 << 18
+#: A product for each image pays while dW is this small.
+_MOST_FILTERS: Final = 1024
 #: Products with fewer columns leave the vector units idle.
 _LEAST_POSITIONS: Final = 48
 #: Copying an element of the columns or writing an output takes as long as this many multiplications.
@@ -75,10 +79,13 @@ def plan_direct(layout: Layout, dtype: np.dtype) -> DirectPlan | None:
         or 2 * shared > 3 * layout.filters
     ):
         return None
-    one = DirectPlan(window, layout.batch, layout.channels, layout.filters, layout.dtype, 1)
-    size = (one.depth + layout.filters) * window.positions * dtype.itemsize
-    images = max(1, min(-(-layout.batch // LANES), _BLOCK_BYTES // size))
-    return DirectPlan(window, layout.batch, layout.channels, layout.filters, layout.dtype, images)
+    plan = DirectPlan(window, layout.batch, layout.channels, layout.filters, layout.dtype, 1)
+    return _in_blocks(plan, _BLOCK_BYTES)
+
+
+def _in_blocks(plan: DirectPlan, nbytes: int) -> DirectPlan:
+    size = (plan.depth + plan.filters) * plan.window.positions * plan.dtype.itemsize
+    return replace(plan, images=max(1, min(-(-plan.batch // LANES), nbytes // size)))
 
 
 def bind_direct(
@@ -155,4 +162,89 @@ def _gather(plan: DirectPlan, columns: Array, images: Array, clear: bool) -> lis
         if slices is not None:
             at: Index = (slice(None), slice(None), *tap, *slices[0])
             steps.append(partial(np.copyto, shaped[at], images[(slice(None), slice(None), *slices[1])]))
+    return steps
+
+
+def plan_direct_gradient(layout: Layout, dtype: np.dtype) -> DirectPlan | None:
+    """A plan for all gradients, or ``None`` where another way is better or the only one."""
+    plan = plan_direct(layout, dtype)
+    if plan is None or layout.batch < LANES or plan.filters * plan.depth > _MOST_FILTERS or not plan.copied:
+        return None
+    return _in_blocks(plan, _GRADIENT_BYTES)
+
+
+def gradient_scratch(plan: DirectPlan) -> list[TensorSpec]:
+    """For each lane: columns, and sums and parts of dW with db."""
+    columns = plan.images * plan.depth * plan.window.positions
+    pairs = plan.filters * plan.depth
+    return [spec((n,), plan.dtype) for n in (columns, pairs, plan.images * pairs, pairs)] * LANES
+
+
+def bind_direct_gradient(
+    plan: DirectPlan,
+    x: Array,
+    w: Array,
+    dy: Array,
+    dw: Array,
+    db: Array | None,
+    dx: Array | None,
+    scratch: Sequence[Array],
+) -> Step:
+    """Writes dW, and db and dX where they are wanted. Each lane sums over its own images.
+
+    An element of the windows that is 1 everywhere makes db a column of dW.
+    """
+    elements, depth = plan.depth - 1, plan.depth
+    memory = [scratch[4 * lane :][:4] for lane in range(LANES)]
+    gradients = dy if dy.flags.c_contiguous else np.empty(dy.shape, dy.dtype)
+    by_image = gradients.reshape(plan.batch, plan.filters, -1)
+    weights = np.empty(0) if dx is None else w.reshape(plan.filters, elements)
+    lanes = []
+    for lane, (columns, total, parts, part) in enumerate(memory):
+        shaped = columns.reshape(plan.images, depth, plan.window.positions)
+        steps: list[Step] = [partial(total.fill, 0), partial(shaped[:, elements].fill, 1)]
+        for first in range(lane * plan.images, plan.batch, LANES * plan.images):
+            at = slice(first, min(first + plan.images, plan.batch))
+            count = at.stop - first
+            matrices, own = shaped[:count], parts[: count * part.size].reshape(count, plan.filters, depth)
+            # What belongs to dX takes the memory of padding, too.
+            clear = dx is not None or first == lane * plan.images
+            steps += _gather(plan, matrices[:, :elements], x[at], clear)
+            steps.append(partial(np.matmul, by_image[at], matrices.transpose(0, 2, 1), out=own))
+            steps.append(partial(np.add.reduce, own.reshape(count, -1), axis=0, out=part))
+            steps.append(partial(np.add, total, part, out=total))
+            if dx is not None:
+                back = matrices[:, :elements]
+                steps.append(partial(np.matmul, weights.T, by_image[at], out=back))
+                steps += _scatter(plan, back, dx[at])
+        lanes.append(in_turn(*steps))
+
+    def run() -> None:
+        if gradients is not dy:
+            np.copyto(gradients, dy)
+        if dx is not None:
+            dx.fill(0)
+        run_lanes(lanes, 2 * plan.work)
+        first, *others = (m[1] for m in memory)
+        for other in others:
+            np.add(first, other, out=first)
+        sums = first.reshape(plan.filters, depth)
+        np.copyto(dw, sums[:, :elements].reshape(dw.shape))
+        if db is not None:
+            np.copyto(db, sums[:, elements])
+
+    return run
+
+
+def _scatter(plan: DirectPlan, columns: Array, images: Array) -> list[Step]:
+    """Steps that add columns to images."""
+    window = plan.window
+    shaped = columns.reshape(len(images), plan.channels, *window.kernel, *window.output)
+    steps: list[Step] = []
+    for tap in itertools.product(*map(range, window.kernel)):
+        slices = tap_slices(window, tap)
+        if slices is not None:
+            target = images[(slice(None), slice(None), *slices[1])]
+            at: Index = (slice(None), slice(None), *tap, *slices[0])
+            steps.append(partial(np.add, target, shaped[at], out=target))
     return steps

@@ -45,8 +45,21 @@ def test_values(case: Case, dtype: str, tolerance: float, block_bytes: int, monk
         np.testing.assert_allclose(found, values, rtol=tolerance, atol=tolerance * np.abs(values).max())
 
 
+@pytest.mark.parametrize("block_bytes", [1, 60_000, direct._GRADIENT_BYTES])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-6)])
+@pytest.mark.parametrize("name", [name for name in DIRECT if name not in ("one", "pointwise")])
+def test_gradients_image_by_image(
+    name: str, dtype: str, tolerance: float, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(direct, "_GRADIENT_BYTES", block_bytes)
+    x, w, b, dy = arrays(DIRECT[name], dtype)
+    layout = convolution._layout(Operator(definition(DIRECT[name])).args, x, w)
+    assert convolution._backward(layout, x.dtype, has_data=True).direct is not None
+    _check_gradients(DIRECT[name], [x, w, b, dy], tolerance)
+
+
 def test_what_is_not_contiguous():
-    """Images and outputs that are part of larger tensors."""
+    """Images, outputs and their gradients that are part of larger tensors."""
     for case in (DIRECT["pointwise"], DIRECT["padded"]):
         x, w, b, dy = arrays(case, "float32")
         wide, target = np.repeat(x, 2, axis=-1), np.full((*dy.shape[:-1], 2 * dy.shape[-1]), 7, np.float32)
@@ -57,6 +70,14 @@ def test_what_is_not_contiguous():
         wanted = expected(case, x, w, b, dy)[0]
         np.testing.assert_allclose(target[..., ::2], wanted, rtol=3e-6, atol=3e-6 * np.abs(wanted).max())
         np.testing.assert_array_equal(target[..., 1::2], 7)
+    plan = direct.plan_direct_gradient(layout, x.dtype)
+    scratch = [np.full(s.shape, np.nan, s.dtype) for s in direct.gradient_scratch(plan)]
+    dw, db, dx = np.empty_like(w), np.empty_like(b), np.full_like(wide, 7)
+    apart = np.repeat(dy, 2, axis=-1)[..., ::2]
+    direct.bind_direct_gradient(plan, wide[..., ::2], w, apart, dw, db, dx[..., ::2], scratch)()
+    for found, value in zip((dw, db, dx[..., ::2]), expected(case, x, w, b, dy)[1:], strict=True):
+        np.testing.assert_allclose(found, value, rtol=3e-6, atol=3e-6 * np.abs(value).max())
+    np.testing.assert_array_equal(dx[..., 1::2], 7)
 
 
 def test_where_it_is_not_taken():
@@ -99,13 +120,19 @@ def test_gradients_of_narrow_images(
 ):
     monkeypatch.setattr(taps, "_BLOCK_BYTES", block_bytes)
     x, w, b, dy = arrays(case, dtype)
-    op = definition(case, gradient=True)
     layout = convolution._layout(Operator(definition(case)).args, x, w)
     assert convolution._backward(layout, x.dtype, has_data=True).taps is not None
-    _, *wanted = expected(case, x, w, b, dy)
     assert _scratch(case, [x, w, dy], [w, b, x]) <= 2 * (2 * x.size + 2 * w.size + dy.size)
+    _check_gradients(case, [x, w, b, dy], tolerance)
+
+
+def _check_gradients(case: Case, inputs: list[np.ndarray], tolerance: float) -> None:
+    """All gradients, and those of filters with the bias and alone."""
+    x, w, b, dy = inputs
+    op = definition(case, gradient=True)
+    _, *wanted = expected(case, x, w, b, dy)
     for found, value in zip(execute(op, [x, w, dy]), wanted, strict=True):
-        assert found.dtype == dtype
+        assert found.dtype == x.dtype
         np.testing.assert_allclose(found, value, rtol=tolerance, atol=tolerance * np.abs(value).max())
     for outputs, no_bias, values in ((["dw", "db"], 0, wanted[:2]), (["dw"], 1, wanted[:1])):
         op.output[:] = outputs
