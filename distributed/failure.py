@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from gpunet.discovery import Place, discover
 from gpunet.distributed import whereabouts
+from gpunet.distributed.start import shared_memory
 from gpunet.errors import ArgumentError, GpunetError
 
 TIMEOUT_VARIABLE: Final = "GPUNET_COLLECTIVE_TIMEOUT"
@@ -278,7 +279,7 @@ def connect(addresses: list[str], port: int, token: str) -> bool:
         _state.link = link
         place = _state.place
         hello = {"rank": place.rank, "host": place.host, "pid": os.getpid()}
-        _tell(token=token, **hello, shared=whereabouts.shared_memory())
+        _tell(token=token, **hello, shared=shared_memory(os.getpid()))
         threading.Thread(target=_listen, args=(link,), name="gpunet monitor", daemon=True).start()
         return True
     return False

@@ -16,6 +16,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+#: How MPICH and Open MPI name such files.
+_OF_MPI: Final = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
 @contextmanager
@@ -43,6 +48,16 @@ def limited(seconds: float, who: str) -> Iterator[None]:
         watch.wait()
 
 
+def shared_memory(pid: int) -> list[str]:
+    """Files of the memory that a process shares with others of its host by its MPI library."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
+    names = {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
+    return sorted(str(path) for path in names if path.name.startswith(_OF_MPI))
+
+
 def main() -> None:
     """Watches the process of the settings on standard input."""
     with open(0, "rb", buffering=0, closefd=False) as rank:
@@ -55,8 +70,12 @@ def main() -> None:
             "start; GPUNET_COLLECTIVE_TIMEOUT sets how long to wait\n"
         )
         sys.stderr.flush()
+    shared = shared_memory(settings["pid"])
     with suppress(OSError):
         os.kill(settings["pid"], signal.SIGKILL)
+    for path in shared:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 if __name__ == "__main__":

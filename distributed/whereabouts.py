@@ -45,17 +45,3 @@ def _line(innermost: FrameType) -> str:
 def _is_library(file: str) -> bool:
     path = Path(file)
     return file.startswith("<frozen") or (_LIBRARY in path.parents and "site-packages" not in path.parts)
-
-
-def shared_memory() -> list[str]:
-    """Files of the memory that an MPI library shares between the processes of this host."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return []
-    names = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/dev/shm/" in line}
-    return sorted(name for name in names if Path(name).name.startswith(_OF_MPI))
-
-
-#: How MPICH and Open MPI name these files.
-_OF_MPI: Final = ("mpich_shm_", "sm_segment.", "vader_segment.")

@@ -15,7 +15,7 @@ from gpunet import custom, distributed
 from gpunet.definitions import make_operator as op
 from gpunet.distributed import check_same_graph, mpi
 from gpunet.distributed.agreement import check_same_settings
-from gpunet.distributed.whereabouts import shared_memory
+from gpunet.distributed.start import shared_memory
 from gpunet.proto import NetDef
 from gpunet.specs import TensorSpec
 
@@ -115,7 +115,7 @@ def main() -> None:
     say(f"rank {world.rank} is pid {os.getpid()}")
     for process in mpi._monitors:
         say(f"the monitor is pid {process.pid}")
-    for path in shared_memory():
+    for path in shared_memory(os.getpid()):
         say(f"it shares {path}")
     world.barrier()
     if mode == "disagree":
