@@ -85,6 +85,31 @@ def test_whatever_is_raised_in_any_lane_ends_the_run(ws, engine, kind):
         np.testing.assert_array_equal(ws.fetch("y"), wanted)
 
 
+@pytest.mark.parametrize("engine", ["async_scheduling", "dag"])
+def test_the_error_that_comes_first_wins(engine):
+    """Whichever lane it is in: the calling thread's, or another one's."""
+    for first, second in (("a0", "b0"), ("b0", "a0")):
+        ws = gpunet.Workspace("cpu")
+        ws.feed("x", np.full((3, 4), 0.5, np.float32))
+        ws.create(NetDef(name="n", op=BRANCHES), engine=engine, workers=2)
+        failed, begun = threading.Event(), threading.Event()
+
+        def fail(call: Call, first=first, second=second, failed=failed, begun=begun) -> None:
+            name = call.node.outputs[0].name
+            if name == first:
+                assert begun.wait(30)
+                failed.set()
+                raise RuntimeError("the first")
+            if name == second:
+                begun.set()
+                assert failed.wait(30)
+                time.sleep(0.1)
+                raise RuntimeError("the second")
+
+        with observe(ws, "n", before=fail), pytest.raises(KernelError, match=rf"'{first}' in .*the first"):
+            ws.run("n")
+
+
 @needs_compiler
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
 def test_an_error_while_a_graph_is_captured_leaves_no_half_of_it(monkeypatch, kind):

@@ -45,7 +45,9 @@ from gpunet.specs import BlobSpec, TensorSpec
 
 #: Suffix of the names of tensors with channels innermost.
 SUFFIX: Final = "/nhwc"
-#: How many times the bytes of its borders a region must save.
+#: How many times the bytes of its borders a region must save. With less than 2 single convolutions would be
+#: turned too, where our transposes move as much as cuDNN's do; what networks of several layers become is the
+#: same with 1 and with 2.
 MARGIN: Final = 2
 
 #: Convolutions and their gradients, which cuDNN runs with channels innermost whatever they are given.
