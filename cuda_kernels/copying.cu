@@ -1,6 +1,14 @@
 // Type conversions.
 #include "vector.cuh"
 
+// A number without its fraction, as x86 cuts it: what does not fit into 32 bits (64 for int64), a NaN too, becomes the least number
+// of so many bits. GPUs and hosts would make different numbers of it.
+template <typename R, typename C>
+__device__ inline R whole(C x) {
+  if (sizeof(R) == 8) return x >= (C)-0x1p63 && x < (C)0x1p63 ? (R)(int64)x : (R)(int64)(1ull << 63);
+  return x > (C)-0x1p31 && x < (C)0x1p31 ? (R)(int32)x : (R)(int32)(1u << 31);
+}
+
 // Fractions are cut off, whole numbers wrap around, any number but 0 is true.
 template <typename R>
 struct Convert {
@@ -8,9 +16,8 @@ struct Convert {
   __device__ R operator()(C x) const {
     return (R)x;
   }
-  // By way of 64 bits, so that numbers which do not fit wrap around.
-  __device__ R operator()(float x) const { return (R)(int64)x; }
-  __device__ R operator()(double x) const { return (R)(int64)x; }
+  __device__ R operator()(float x) const { return whole<R>(x); }
+  __device__ R operator()(double x) const { return whole<R>(x); }
 };
 template <>
 struct Convert<float> {

@@ -411,6 +411,22 @@ def test_updates_of_rows(
     compare(type, [made[name]() for name in inputs.split()], outputs, **args)
 
 
+@pytest.mark.parametrize("source", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("to", "least"), [("int8", 0), ("uint16", 0), ("int32", -(2**31)), ("int64", -(2**63))]
+)
+def test_casts_of_what_is_no_whole_number_of_the_type(source: str, to: str, least: int) -> None:
+    """As on x86: GPUs by themselves would give the largest number, or 0."""
+    x = np.array([np.nan, np.inf, -np.inf, 300.7, -1.5, -0.5], source)
+    (y,) = run("sim:0", "Cast", [x], 1, "", {"to": to})
+    fits = np.array([300, -1, 0]).astype(to)
+    assert y.tolist() == [least, least, least, *fits.tolist()]
+    if source != "float16" and to != "int64":
+        big = np.array([2.0**31, -(2.0**31), -(2.0**31) * 1.5, 1e19], source)
+        (y,) = run("sim:0", "Cast", [big], 1, "", {"to": to})
+        assert y.tolist() == [least] * 4
+
+
 @pytest.fixture
 def ctx() -> KernelContext:
     device = backend(parse_device("sim:0"))
