@@ -197,7 +197,7 @@ def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
             steps[team].append(
                 partial(np.add.reduce, values[body.result], axis=None, dtype=sums.dtype, out=total)
             )
-    run = _in_threads(steps, body.size * len(body.operators) * body.specs[body.result].dtype.itemsize)
+    run = _in_threads(steps, _work_bytes(body))
     if sums is None:
         return run
     whole, y, divisor = sums[len(blocks) :].reshape(()), outputs[0], constant(body.divisor, sums)
@@ -210,8 +210,14 @@ def fused(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
     return run_and_sum
 
 
+def _work_bytes(body: Body) -> int:
+    """Bytes of one pass over memory that takes as long."""
+    passes = _CACHED + len(body.operators)
+    return body.size * body.specs[body.result].dtype.itemsize * passes // _CACHED
+
+
 def _in_threads(steps: Sequence[Sequence[Step]], nbytes: int) -> Step:
-    """A step that runs lists of steps, each in one thread, if ``nbytes`` of work in the cache pay."""
+    """A step that runs lists of steps, each in one thread, if ``nbytes`` of work pay."""
 
     def work(begin: int, end: int) -> None:
         for team in steps[begin:end]:
@@ -220,7 +226,7 @@ def _in_threads(steps: Sequence[Sequence[Step]], nbytes: int) -> Step:
 
     if len(steps) < 2:
         return partial(work, 0, len(steps))
-    return partial(split, len(steps), nbytes // (_CACHED * len(steps)), work)
+    return partial(split, len(steps), nbytes // len(steps), work)
 
 
 def _part(x: Array, block: Sequence[slice], axis: int) -> Array:

@@ -115,7 +115,7 @@ def _bind_sums(a: Array, b: Array, last: bool, each: Array) -> Callable[[], Arra
         np.einsum(single, part, out=each[0, begin:end])
         np.einsum(double, part, b[begin:end], out=each[1, begin:end])
 
-    pieces = [partial(work, *ends) for ends in cuts(len(a), _item_bytes(a), 2)]
+    pieces = [partial(work, *ends) for ends in cuts(len(a), _item_bytes(a))]
 
     def run() -> Array:
         CREW.run(pieces, thread_count())
@@ -241,7 +241,7 @@ def _bind_batch_norm(inputs: Arrays, outputs: Arrays, args: Arguments, scratch: 
         np.multiply(x[begin:end], factors, out=part)
         np.add(part, offsets, out=part)
 
-    pieces = [partial(normalize, *ends) for ends in cuts(len(x), _item_bytes(x), 2)]
+    pieces = [partial(normalize, *ends) for ends in cuts(len(x), _item_bytes(x))]
 
     def run() -> None:
         mean, inv_std = statistics()
@@ -283,7 +283,7 @@ def _bind_batch_norm_gradient(
         np.add(part, offsets, out=part)
         np.multiply(part, factors, out=part)
 
-    pieces = [partial(combine, *ends) for ends in cuts(len(x), _item_bytes(x), 4)]
+    pieces = [partial(combine, *ends) for ends in cuts(len(x), _item_bytes(x), 2)]
 
     def run() -> None:
         mean, inv_std = inputs[3].astype(np.float64), inputs[4].astype(np.float64)

@@ -21,7 +21,7 @@ from gpunet.discovery import discover
 #: Arrays are cut into pieces of about this size: the few that a kernel works on stay in a core's cache.
 PIECE_BYTES = 1 << 19
 #: Bytes that a thread must get to pass over, to be worth waking.
-THREAD_BYTES = 1 << 18
+THREAD_BYTES = 1 << 19
 
 
 @functools.cache
@@ -48,10 +48,12 @@ def cuts(count: int, item_bytes: int, passes: int = 1) -> list[tuple[int, int]]:
         item_bytes: bytes of one item.
         passes: how often each is passed over.
     """
-    step = max(1, PIECE_BYTES // max(1, item_bytes))
+    if not count:
+        return []
     threads = min(thread_count(), count * item_bytes * passes // THREAD_BYTES, count)
-    if threads > 1:
-        step = min(step, -(-count // threads))
+    step = count
+    if count * item_bytes * passes >= 2 * THREAD_BYTES:
+        step = min(max(1, PIECE_BYTES // item_bytes), -(-count // max(1, threads)))
     return [(start, min(start + step, count)) for start in range(0, count, step)]
 
 

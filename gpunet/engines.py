@@ -18,7 +18,7 @@ import numpy as np
 
 from gpunet.backends import Event, Stream, backend
 from gpunet.cores import BUSY_LANES
-from gpunet.crew import CREW
+from gpunet.crew import CREW, QUICK_TURNS
 from gpunet.graph import Node
 from gpunet.schedule import Lane
 
@@ -135,7 +135,11 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
         if state.failure is not None:
             raise state.failure from state.failure.error
 
-    return run
+    def run_several() -> None:
+        with QUICK_TURNS:
+            run()
+
+    return run_several if others else run
 
 
 def _finish(job: threading.Event, run: _Run) -> None:

@@ -11,8 +11,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+import gpunet
 from gpunet.cores import BUSY_LANES
-from gpunet.crew import Crew
+from gpunet.crew import SWITCH_INTERVAL, Crew, QuickTurns
+from gpunet.observers import observe
+from gpunet.proto import NetDef
+from tests.nets import op
 
 #: Seconds after which a test gives up.
 PATIENCE = 30
@@ -210,6 +214,41 @@ def test_floating_point_warnings_are_off_in_threads_of_the_crew(crew: Crew) -> N
 
     with np.errstate(all="ignore"):
         crew.run([piece, piece], 2)
+
+
+def test_threads_ask_for_the_interpreter_lock_soon_while_they_share(crew: Crew) -> None:
+    before = sys.getswitchinterval()
+    seen: list[float] = []
+    crew.run([lambda: seen.append(sys.getswitchinterval())] * 2, 2)
+    crew.run([lambda: seen.append(sys.getswitchinterval())] * 2, 1)
+    assert [pytest.approx(s) for s in seen] == [SWITCH_INTERVAL] * 2 + [before] * 2
+    assert sys.getswitchinterval() == before
+
+
+def test_lanes_ask_for_the_interpreter_lock_soon() -> None:
+    before = sys.getswitchinterval()
+    ops = [op("Scale", "x", "a"), op("Scale", "x", "b"), op("Sum", "a b", "y")]
+    workspace = gpunet.Workspace("cpu")
+    workspace.feed("x", np.ones(3, np.float32))
+    for engine, wanted in (("simple", before), ("async_scheduling", SWITCH_INTERVAL)):
+        net = NetDef(name=engine, op=ops, external_input=["x"])
+        workspace.create(net, engine=engine, workers=2)
+        seen: list[float] = []
+        with observe(workspace, engine, before=lambda call, seen=seen: seen.append(sys.getswitchinterval())):
+            workspace.run(engine)
+        assert seen == [pytest.approx(wanted)] * 3
+    assert sys.getswitchinterval() == before
+
+
+def test_an_interval_that_is_shorter_stays() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL / 2)
+    try:
+        with QuickTurns():
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL / 2)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL / 2)
+    finally:
+        sys.setswitchinterval(before)
 
 
 FORKED = """
