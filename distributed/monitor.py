@@ -1,18 +1,20 @@
 """The monitor of a job: a process beside rank 0 that sees ranks die, and knows what each was doing.
 
 It runs as a script and imports nothing but the standard library. It reads its settings, one line of JSON,
-from standard input (``size``, ``host`` to listen on, ``token`` that ranks must know), writes the port that it
-listens on to standard output, and ends when all ranks have left. Ranks send lines of JSON: what they do
-(``count``, ``within``, ``at``, ``now``), that they wait for too long (``late``), that they fail (``raised``)
-or leave (``bye``). It answers with at most one line, ``failed``, when one of them has failed.
+from standard input (the arguments of :class:`Monitor`), writes the port that it listens on to standard
+output, and ends when all ranks have left. Ranks send lines of JSON: what they do (``count``, ``within``,
+``at``, ``now``), that they wait for too long (``late``), that they fail (``raised``) or leave (``bye``). It
+answers with at most one line, ``failed``, when one of them has failed.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -46,11 +48,23 @@ class Rank:
 
 
 class Monitor:
-    """Follows the ranks of one job."""
+    """Follows the ranks of one job.
 
-    def __init__(self, size: int, host: str, token: str) -> None:
-        self.size = size
-        self.token = token
+    Args:
+        size: how many there are.
+        host: where to listen.
+        token: what ranks know.
+        silence: seconds after which a rank that others wait for at the end of the job has failed.
+        grace: seconds that ranks have to end by themselves after a failure, before those of this host are
+            killed.
+    """
+
+    def __init__(
+        self, size: int, host: str, token: str, silence: float = math.inf, grace: float = math.inf
+    ) -> None:
+        self.size, self.token = size, token
+        self.silence, self.grace = silence, grace
+        self.failed_at = math.inf
         self.ranks: dict[int, Rank] = {}
         self.connections: dict[socket.socket, Rank] = {}
         #: The first failure, in words.
@@ -78,13 +92,35 @@ class Monitor:
                     self.selector.register(connection, selectors.EVENT_READ)
                 elif isinstance(key.fileobj, socket.socket):
                     self._read(self.connections[key.fileobj])
+            self._look()
         if self.failed:
             self._clean()
 
+    def _look(self) -> None:
+        """Ends what would not end: at its end a rank waits inside of MPI for the others, with no limit."""
+        now = time.monotonic()
+        left = next((rank for rank in self.ranks.values() if rank.left), None)
+        silent = [r for r in self.connections.values() if not r.left and now - r.heard > self.silence]
+        if left is not None and silent:
+            self._fail(
+                f"{self._name(silent[0])}, {silent[0].at}, has not been heard of for "
+                f"{now - silent[0].heard:.0f} seconds, and rank {left.rank} waits for it at the end of the "
+                "job"
+            )
+        if now - self.failed_at > self.grace:
+            for rank in self._here():
+                if rank.connection in self.connections:
+                    with suppress(OSError):
+                        os.kill(rank.pid, signal.SIGKILL)
+
+    def _here(self) -> list[Rank]:
+        """The ranks of this host."""
+        host = self.ranks[0].host if 0 in self.ranks else None
+        return [rank for rank in self.ranks.values() if rank.host == host]
+
     def _clean(self) -> None:
         """Removes the shared memory of the ranks of this host, which MPI removes only where it ends well."""
-        here = self.ranks[0].host if 0 in self.ranks else None
-        for path in {path for rank in self.ranks.values() if rank.host == here for path in rank.shared}:
+        for path in {path for rank in self._here() for path in rank.shared}:
             with suppress(OSError):
                 os.unlink(path)
 
@@ -108,7 +144,7 @@ class Monitor:
     def _take(self, rank: Rank, message: dict[str, Any]) -> bool:
         """Notes what a rank says; whether it may say more."""
         if rank.rank < 0:
-            if not hmac.compare_digest(str(message.get("token")), self.token):
+            if not hmac.compare_digest(str(message.get("token")).encode(), self.token.encode()):
                 return False
             rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
             rank.shared = [str(path) for path in message.get("shared", [])]
@@ -168,7 +204,7 @@ class Monitor:
         """Tells everyone of the first failure."""
         if self.failed:
             return
-        self.failed = text
+        self.failed, self.failed_at = text, time.monotonic()
         if not quiet:
             with suppress(OSError):
                 sys.stderr.write(f"gpunet: {text}\n")
@@ -184,7 +220,7 @@ class Monitor:
 def main() -> None:
     """Runs the monitor of the settings on standard input."""
     settings = json.loads(sys.stdin.readline())
-    monitor = Monitor(settings["size"], settings["host"], settings["token"])
+    monitor = Monitor(**settings)
     sys.stdout.write(f"{monitor.port}\n")
     sys.stdout.close()
     monitor.run()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import math
 import os
 import secrets
 import socket
@@ -450,7 +451,10 @@ def _launch_monitor(size: int, host: str, token: str) -> int:
         start_new_session=True,
     )
     _monitors.append(process)
-    settings = json.dumps({"size": size, "host": host, "token": token})
+    limits = {"silence": 0.6 * failure.timeout(), "grace": 0.2 * failure.timeout()}
+    if not failure.aborts():
+        limits["grace"] = math.inf
+    settings = json.dumps({"size": size, "host": host, "token": token, **limits})
     if process.stdin is None or process.stdout is None:
         raise DeviceError("the monitor was started without pipes")
     process.stdin.write(settings.encode() + b"\n")

@@ -81,6 +81,14 @@ def test_a_rank_that_does_not_start() -> None:
     assert re.search(rf"{who} has waited [\d.]+ seconds for the other ranks to start", job.output), job.output
 
 
+def test_a_rank_that_stops_when_the_others_end() -> None:
+    """They wait in MPI's own end, which knows of no limit."""
+    output = fail(3, "end", "1", GPUNET_COLLECTIVE_TIMEOUT=TIMEOUT).output
+    who = r"gpunet: rank 1 of 3 on host \S+ \(pid \d+\), "
+    silent = r"has not been heard of for \d+ seconds, and rank [02] waits for it at the end of the job"
+    assert re.search(rf"{who}[^\n]*{silent}", output), output
+
+
 def test_without_the_monitor_waiting_ends_too() -> None:
     output = fail(2, "hang", "1", GPUNET_COLLECTIVE_TIMEOUT=TIMEOUT, GPUNET_MONITOR="0").output
     assert re.search(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -225,14 +226,14 @@ def test_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 class Monitored:
     """A monitor in a thread, and connections of ranks to it."""
 
-    def __init__(self, size: int) -> None:
-        self.monitor = monitor.Monitor(size, "127.0.0.1", "secret")
+    def __init__(self, size: int, **limits: float) -> None:
+        self.monitor = monitor.Monitor(size, "127.0.0.1", "secret", **limits)
         self.thread = threading.Thread(target=self.monitor.run)
         self.thread.start()
 
     def rank(self, number: int, token: str = "secret", host: str = "h", **more: Any) -> socket.socket:
         link = socket.create_connection(("127.0.0.1", self.monitor.port), timeout=60)
-        say(link, token=token, rank=number, host=host, pid=100 + number, **more)
+        say(link, **{"token": token, "rank": number, "host": host, "pid": 100 + number, **more})
         return link
 
     def end(self, *links: socket.socket) -> None:
@@ -292,6 +293,37 @@ def test_the_monitor_knows_whom_a_rank_waits_for() -> None:
     assert "rank 1 of 3 on host h (pid 101), last in b, now in read, data.py:7; " in text
     assert "rank 2, which is unknown to the monitor" in text
     jobs.end(first, second, jobs.rank(2))
+
+
+def test_the_monitor_ends_ranks_that_do_not() -> None:
+    """Where one is silent at the end of the job, and all but that one have said good-bye; not elsewhere."""
+    waiting = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    jobs = Monitored(3, silence=0.2, grace=0.2)
+    links = [jobs.rank(0, pid=waiting[0].pid), jobs.rank(1), jobs.rank(2, host="other", pid=waiting[1].pid)]
+    wait_until(lambda: len(jobs.monitor.ranks) == 3)
+    time.sleep(0.5)
+    assert not jobs.monitor.failed
+    # Its process is none of this test.
+    links.pop(1).close()
+    assert waiting[0].wait() == -signal.SIGKILL
+    assert waiting[1].poll() is None
+    waiting[1].communicate()
+    with waiting[0].stdin:
+        jobs.end(*links)
+
+
+def test_a_rank_that_is_silent_when_others_have_left() -> None:
+    jobs = Monitored(2, silence=0.2)
+    first, second = jobs.rank(0), jobs.rank(1)
+    say(second, count=3, within=False, at="last in b")
+    say(first, bye=3)
+    text = failed(first)
+    assert re.fullmatch(
+        r"rank 1 of 2 on host h \(pid 101\), (last in b|it had .* yet), has not been heard of for \d+ "
+        r"seconds, and rank 0 waits for it at the end of the job",
+        text,
+    )
+    jobs.end(first, second)
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -73,6 +73,13 @@ def steps(world: distributed.Communicator, mode: str, bad: int) -> None:
                 ws.feed("x", np.zeros(10, np.float32))
 
 
+def stop_at_the_end(bad: bool) -> None:
+    """The bad rank stops behind its last collective, and the others end."""
+    if bad:
+        say(f"fails at {time.monotonic()}")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def reduce_other(other: np.ndarray) -> Part:
     return lambda world, bad: world.all_reduce(other.copy() if bad else np.ones(4, np.float32))
 
@@ -130,6 +137,8 @@ def main() -> None:
     elif mode == "receive":
         x = np.ones(4, np.float32)
         world.recv(x[:3], 0) if is_bad else world.send(x, bad)
+    elif mode == "end":
+        stop_at_the_end(is_bad)
     elif mode == "caught":
         try:
             steps(world, "kill", bad)
