@@ -32,6 +32,7 @@ from gpunet.cpu_fallback.direct import (
     plan_direct_gradient,
 )
 from gpunet.cpu_fallback.lanes import LANES, run_lanes
+from gpunet.cpu_fallback.mirrored import MirroredPlan, bind_mirrored, plan_mirrored
 from gpunet.cpu_fallback.phases import PhasePlan, bind_phases, plan_phases
 from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.rows import RowPlan, bind_rows, order_filters, plan_rows
@@ -223,6 +224,7 @@ class _Backward(NamedTuple):
     phases: PhasePlan | None
     taps: TapPlan | None = None  #: of all gradients; nothing else then
     direct: DirectPlan | None = None  #: as well
+    mirrored: MirroredPlan | None = None  #: as well
 
 
 def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
@@ -231,9 +233,11 @@ def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
         return _Backward(None, None, None, direct=direct)
     filters = _winograd(layout, dtype)
     images = _backward_winograd(layout, dtype) if has_data else None
-    taps = _backward_taps(layout, has_data) if filters is None and images is None else None
-    if taps is not None:
-        return _Backward(None, None, None, taps)
+    if filters is None and images is None:
+        taps = _backward_taps(layout, has_data)
+        mirrored = plan_mirrored(layout) if has_data and taps is None else None
+        if taps is not None or mirrored is not None:
+            return _Backward(None, None, None, taps, mirrored=mirrored)
     if not has_data:
         return _Backward(filters, None, None)
     phases = None if images is not None else _backward_phases(layout)
@@ -245,8 +249,9 @@ def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any
     plans = _backward(layout, inputs[0].dtype, _has_data_gradient(op.args, op.outputs))
     if plans.direct is not None:
         return gradient_scratch(plans.direct)
-    if plans.taps is not None:
-        return plans.taps.scratch()
+    whole = plans.taps or plans.mirrored
+    if whole is not None:
+        return whole.scratch()
     wanted = [
         _column_scratch(op, layout, inputs, outputs)
         if plans.filters is None
@@ -299,6 +304,8 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
         return bind_direct_gradient(plans.direct, x, w, dy, dw, db, dx, ctx.scratch)
     if plans.taps is not None:
         return bind_taps(plans.taps, x, w, dy, dw, db, dx, ctx.scratch)
+    if plans.mirrored is not None and dx is not None:
+        return bind_mirrored(plans.mirrored, x, w, dy, dw, db, dx, ctx.scratch)
     (memory,) = ctx.scratch
     apart = plans.images is not None or plans.phases is not None
     if plans.filters is not None:

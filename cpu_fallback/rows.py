@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gpunet.cpu_fallback.columns import After, Index, axis_slices
 from gpunet.cpu_fallback.lanes import LANES, tile_rows
+from gpunet.cpu_fallback.steps import Step, in_turn
 from gpunet.operators.window import Window
 
 Array = npt.NDArray[Any]
@@ -30,6 +31,9 @@ _COLUMNS: Final = 64
 _LEAST_WORK: Final = 1_000_000
 _LEAST_TILE: Final = 8
 _MOST_ELEMENTS: Final = 640
+
+#: What is done with the columns (row of outputs, element, position) of images, in a lane.
+Use = Callable[[int, slice, Array], Step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +149,14 @@ def bind_rows(
     bias: Array | None,
     memory: list[tuple[Array, Array]],
     after: After | None = None,
+    use: Use | None = None,
 ) -> list[Callable[[], None]]:
     """One callable a lane: the convolution of its blocks.
 
     ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
     ``filters`` flat memory in the order of the columns, ``bias`` one number an output channel, ``memory``
-    flat memory for columns and outputs, for each lane, ``after`` what is done to each part of the outputs.
+    flat memory for columns and outputs, for each lane, ``after`` what is done to each part of the outputs,
+    ``use`` what else is done with the columns of each block.
     """
     window = plan.window
     height, rest = window.output[0], math.prod(window.output[1:])
@@ -187,15 +193,22 @@ def bind_rows(
             )
             pairs = gather_views(plan, columns, channels_first[:, first:last])
             padded = sum(c.size for c, _ in pairs) < columns.size
-            end = None if after is None else after((slice(first, last),))
+            at = slice(first, last)
+            end = None if after is None else after((at,))
+            if use is not None:
+                end = in_turn(use(lane, at, products[:, 0]), end)
             steps.append((flat, padded, pairs, products, targets, matrices, stacked, results, end))
-        lanes.append(_lane(steps, tiles, bias))
+        # A bias for each position: whole rows are then added in one piece.
+        wide = None if bias is None else np.empty((plan.filters, plan.row_positions), plan.dtype)
+        lanes.append(_lane(steps, tiles, bias, wide))
     return lanes
 
 
-def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], None]:
+def _lane(steps: list[Any], tiles: Array, bias: Array | None, wide: Array | None) -> Callable[[], None]:
     def run() -> None:
         size = 0
+        if bias is not None and wide is not None:
+            np.copyto(wide, bias[:, None])
         for flat, padded, pairs, products, targets, matrices, stacked, results, end in steps:
             if padded and flat.size != size:
                 # Padding stays zero from block to block while the blocks have one size.
@@ -204,8 +217,8 @@ def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], No
             for columns, images in pairs:
                 np.copyto(columns, images, casting="same_kind")
             np.matmul(tiles, products, out=targets)
-            if bias is not None:
-                np.add(matrices, bias[:, None], out=matrices)
+            if wide is not None:
+                np.add(matrices, wide[:, : matrices.shape[2]], out=matrices)
             if stacked is not None:
                 np.copyto(results, stacked, casting="same_kind")
             if end is not None:

@@ -1,4 +1,4 @@
-"""Convolutions with few elements in a window, and gradients of convolutions on narrow images."""
+"""Convolutions with few elements in a window, gradients of those on narrow images and without steps."""
 
 from __future__ import annotations
 
@@ -106,6 +106,25 @@ TAPS = {
 }
 
 
+#: Those whose gradients are made from the columns of dY.
+MIRRORED = {
+    "padded": Case((7, 12, 13, 15), (16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), True, True),
+    "uneven": Case((5, 16, 14, 13), (24, 5, 2), (1, 1), (1, 1, 3, 0), (1, 1), True, True),
+    "dilated": Case((4, 8, 18, 17), (20, 3, 3), (1, 1), (2, 1, 2, 2), (2, 2), True, True),
+    "space": Case((4, 8, 7, 6, 9), (16, 3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1), True, True),
+    "small": Case((67, 24, 4, 5), (16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), True, True),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-6), ("float16", 2e-3)])
+@pytest.mark.parametrize("case", MIRRORED.values(), ids=MIRRORED)
+def test_gradients_from_the_columns_of_dy(case: Case, dtype: str, tolerance: float):
+    inputs = arrays(case, dtype)
+    layout = convolution._layout(Operator(definition(case)).args, *inputs[:2])
+    assert convolution._backward(layout, inputs[0].dtype, has_data=True).mirrored is not None
+    _check_gradients(case, inputs, tolerance)
+
+
 def _scratch(case: Case, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> int:
     """Elements of scratch."""
     found = convolution._gradient_scratch(Operator(definition(case, gradient=True)), inputs, outputs)
@@ -143,7 +162,9 @@ def _check_gradients(case: Case, inputs: list[np.ndarray], tolerance: float) -> 
             np.testing.assert_allclose(found, value, rtol=tolerance, atol=tolerance * np.abs(value).max())
 
 
-@pytest.mark.parametrize("case", [*DIRECT.values(), *TAPS.values()], ids=[*DIRECT, *TAPS])
+@pytest.mark.parametrize(
+    "case", [*DIRECT.values(), *TAPS.values(), *MIRRORED.values()], ids=[*DIRECT, *TAPS, *MIRRORED]
+)
 def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
     inputs = arrays(case, "float32")
     results = []
