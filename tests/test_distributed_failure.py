@@ -11,7 +11,7 @@ from tests.mpi_jobs import Job, check_nothing_is_left, run_ranks
 
 STEP = r"\[Allreduce\] op \d 'y' in net 'train' \(all_reduce \(sum\) of float32 10\), step \d+"
 #: Seconds: enough for ranks to start at different times on a busy machine.
-TIMEOUT = "8"
+TIMEOUT = "15"
 
 
 def fail(ranks: int, *arguments: str, **env: str) -> Job:
