@@ -77,6 +77,7 @@ _PARAMETERS = {
         "float_to_bfloat16": "const float* x, uint16* y, float* back, int64 n",
         "multiply_add": "const float* x, float* y, int64 n",
         "intrinsics": "const float* x, float* y",
+        "half_intrinsics": "const float* x, float* y",
     },
 }
 

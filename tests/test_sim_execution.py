@@ -237,6 +237,29 @@ def test_intrinsics() -> None:
     np.testing.assert_allclose(y.numpy(), np.float32(expected), rtol=2e-7)
 
 
+@pytest.mark.parametrize("numbers", [(3.0, 1.5, -2.5), (1.001, -0.333, 7.25)])
+def test_intrinsics_of_half_types(numbers: tuple[float, float, float]) -> None:
+    sim = Sim()
+    x, y = np.array(numbers, "float32"), sim.put(np.zeros(30, "float32"), "y")
+    sim.run("half_intrinsics", (sim.put(x, "x"), y), (1, 1))
+    got = y.numpy()
+    half = x.astype(np.float16).astype(np.float32)
+
+    def expected(a: Any, b: Any, c: Any) -> list[float]:
+        exact = [a + b, a - b, a * b, a / b, float(a) * float(b) + float(c), -abs(c), max(a, c), min(a, c)]
+        compared = float(a < b) + 2 * float(a >= b) + 4
+        return [*exact, compared, np.sqrt(a), np.exp(b), np.log(a), np.rint(c)]
+
+    want = np.array(expected(*half))
+    np.testing.assert_array_equal(got[:13], want.astype(np.float16).astype(np.float32))
+    np.testing.assert_allclose(got[13:26], expected(*x), rtol=2**-6, atol=2**-6)
+    a, c = half[:2].astype(np.float16), half[2].astype(np.float16)
+    square = (a * a).astype(np.float64)
+    pair = (a.astype(np.float64) * float(c) + square).astype(np.float16) + c
+    np.testing.assert_array_equal(got[26:28], pair.astype(np.float32))
+    np.testing.assert_allclose(got[28:], 2 * x[:2], rtol=2**-8)
+
+
 def test_many_threads_and_barriers() -> None:
     """16,384 threads that meet 23 barriers each."""
     sim = Sim()

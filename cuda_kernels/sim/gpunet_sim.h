@@ -61,6 +61,8 @@ typedef unsigned long long uint64;
 #include "intrinsics.h"
 #include "vectors.h"
 
+#include "half_math.h"
+
 namespace gpunet_sim {
 
 template <typename T>

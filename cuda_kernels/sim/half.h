@@ -102,10 +102,3 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
   b.bits = bits;
   return b;
 }
-
-struct __attribute__((aligned(4))) __half2 {
-  __half x, y;
-};
-typedef __half2 half2;
-inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
-inline __half2 __floats2half2_rn(float x, float y) { return {__half(x), __half(y)}; }

@@ -45,3 +45,30 @@ extern "C" __global__ void intrinsics(const float* x, float* y) {
   y[8] = __ldg(x);
   y[9] = (float)__popc(0xf0f0u) + (float)__clz(1) / 64;
 }
+template <typename H>
+__device__ void half_numbers(H a, H b, H c, float* y) {
+  y[0] = __hadd(a, b);
+  y[1] = __hsub(a, b);
+  y[2] = __hmul(a, b);
+  y[3] = __hdiv(a, b);
+  y[4] = __hfma(a, b, c);
+  y[5] = __hneg(__habs(c));
+  y[6] = __hmax(a, c);
+  y[7] = __hmin(a, c);
+  y[8] = __hlt(a, b) + 2 * __hge(a, b) + 4 * __heq(a, a) + 8 * __hisnan(a);
+  y[9] = hsqrt(a);
+  y[10] = hexp(b);
+  y[11] = hlog(a);
+  y[12] = hrint(c);
+}
+extern "C" __global__ void half_intrinsics(const float* x, float* y) {
+  half_numbers(__float2half(x[0]), __float2half(x[1]), __float2half(x[2]), y);
+  half_numbers(__float2bfloat16(x[0]), __float2bfloat16(x[1]), __float2bfloat16(x[2]), y + 13);
+  const __half2 a = __floats2half2_rn(x[0], x[1]), b = __half2half2(__float2half(x[2]));
+  const float2 pair = __half22float2(__hfma2(a, b, __hmul2(a, a)) + b);
+  y[26] = pair.x;
+  y[27] = pair.y;
+  const __nv_bfloat162 c = __floats2bfloat162_rn(x[0], x[1]);
+  y[28] = __low2float(__hadd2(c, c));
+  y[29] = __high2float(__hadd2(c, c));
+}
