@@ -198,17 +198,13 @@ def bind_rows(
             if use is not None:
                 end = in_turn(use(lane, at, products[:, 0]), end)
             steps.append((flat, padded, pairs, products, targets, matrices, stacked, results, end))
-        # A bias for each position: whole rows are then added in one piece.
-        wide = None if bias is None else np.empty((plan.filters, plan.row_positions), plan.dtype)
-        lanes.append(_lane(steps, tiles, bias, wide))
+        lanes.append(_lane(steps, tiles, bias))
     return lanes
 
 
-def _lane(steps: list[Any], tiles: Array, bias: Array | None, wide: Array | None) -> Callable[[], None]:
+def _lane(steps: list[Any], tiles: Array, bias: Array | None) -> Callable[[], None]:
     def run() -> None:
         size = 0
-        if bias is not None and wide is not None:
-            np.copyto(wide, bias[:, None])
         for flat, padded, pairs, products, targets, matrices, stacked, results, end in steps:
             if padded and flat.size != size:
                 # Padding stays zero from block to block while the blocks have one size.
@@ -217,8 +213,8 @@ def _lane(steps: list[Any], tiles: Array, bias: Array | None, wide: Array | None
             for columns, images in pairs:
                 np.copyto(columns, images, casting="same_kind")
             np.matmul(tiles, products, out=targets)
-            if wide is not None:
-                np.add(matrices, wide[:, : matrices.shape[2]], out=matrices)
+            if bias is not None:
+                np.add(matrices, bias[:, None], out=matrices)
             if stacked is not None:
                 np.copyto(results, stacked, casting="same_kind")
             if end is not None:
