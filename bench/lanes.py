@@ -1,7 +1,8 @@
 """Nets of several branches: lanes side by side against the operators one after another.
 
-Operators that run one after another may use all cores themselves, and most convolutions do; Caffe2's simple
-nets ran them in one thread, so both are compared with.
+Operators that run one after another may use all cores themselves, and most large ones do; Caffe2's simple
+nets ran them in one thread, so both are compared with. What lanes could reach at most is there too: the time
+in one thread, shared out to all of them without loss.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def _rows(case: str, start: Callable[[str], tuple[gpunet.Workspace, str]], effor
         runs[name] = functools.partial(workspace.run, net)
     runs[ONE_THREAD] = lambda: _in_one_thread(runs[IN_TURN])
     found = compare(runs, effort)
+    own = Samples.of(found.seconds[ONE_THREAD].values, 1e3 / WORKERS)
+    other = Samples.of(found.seconds[IN_TURN].values, 1e3)
+    ratios = Samples.of([a / b for a, b in zip(own.values, other.values, strict=True)])
+    bound = Row(
+        FIGURE, f"{case}, 1/{WORKERS} of one thread", own=own, other=other, counterpart=IN_TURN, ratios=ratios
+    )
     return [
         Row(
             FIGURE,
@@ -80,7 +87,7 @@ def _rows(case: str, start: Callable[[str], tuple[gpunet.Workspace, str]], effor
             bar=BAR,
         )
         for other in (IN_TURN, ONE_THREAD)
-    ]
+    ] + [bound]
 
 
 def _in_one_thread(run: Callable[[], object]) -> None:
