@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -222,6 +223,8 @@ class SimBackend(backends.Backend):
         if self._memory is not None and self._used + nbytes > self._memory:
             # Queued work keeps its buffers.
             self.executor.run_until(lambda: not self.executor.busy, raises=False)
+            # Programs and what is bound in them refer to each other: only the collector finds those unused.
+            gc.collect()
         if self._memory is not None and self._used + nbytes > self._memory:
             free = self._memory - self._used
             raise DeviceError(exhausted(self.device, nbytes, free, self._memory, self._live))
