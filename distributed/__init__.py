@@ -74,14 +74,7 @@ def init(backend: str = "auto", device: str | Device | None = None) -> Communica
         raise ArgumentError(f"backend {backend!r}, wanted one of {', '.join(BACKENDS)}")
     with _lock:
         if _world is None:
-            place = discover()
-            if backend == "single" or (backend == "auto" and place.size == 1):
-                _world = SingleCommunicator()
-            else:
-                # Operations of ranks that have started give up before that, and know more.
-                seconds = (failure.patience() + failure.timeout()) / 2
-                with limited(seconds if place.size > 1 else math.inf, failure.who()):
-                    _world = _make(backend, device, place)
+            _world = _make(backend, device, discover())
         elif backend not in ("auto", _world.name.lower()):
             raise DeviceError(
                 f"this process has a communicator over {_world.name} already, wanted {backend} from the start"
@@ -102,14 +95,19 @@ def finalize() -> None:
 
 
 def _make(backend: str, device: str | Device | None, place: Place) -> Communicator:
+    if backend == "single" or (backend == "auto" and place.size == 1):
+        return SingleCommunicator()
     from gpunet.distributed.mpi import MpiCommunicator
 
     global _cores
     if backend != "nccl" and (device is None or parse_device(device).kind != "cuda"):
         # With a GPU the core is free for other things while it computes.
         _cores = affinity.bind(place)
+    # Operations of ranks that have started give up before that, and know more.
+    seconds = (failure.patience() + failure.timeout()) / 2 if place.size > 1 else math.inf
     try:
-        ranks = MpiCommunicator()
+        with limited(seconds, failure.who()):
+            ranks = MpiCommunicator()
     except Exception:
         if _cores is not None:
             affinity.release(_cores)

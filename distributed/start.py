@@ -1,4 +1,4 @@
-"""A limit of time for the start of a job, in which ranks wait for each other inside of MPI and NCCL.
+"""A limit of time for the start of a job, in which ranks wait for each other inside of MPI.
 
 There nothing of Python runs, so a small process beside the rank keeps the time: this file, run as a script.
 It reads its settings, one line of JSON, from standard input (``seconds``, ``pid`` of the rank, ``who`` it
