@@ -108,6 +108,7 @@ class Monitor:
                 "job"
             )
         if now - self.failed_at > self.grace:
+            self.grace = math.inf
             for rank in self._here():
                 if rank.connection in self.connections:
                     with suppress(OSError):
