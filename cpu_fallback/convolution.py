@@ -140,7 +140,7 @@ def forward_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any])
     rows = _rows(op.args, inputs[0], inputs[1])
     if rows is None:
         return _scratch(op, inputs, outputs)
-    sizes = [inputs[1].size, *(rows.columns_size, rows.stacked_size) * LANES]
+    sizes = [inputs[1].size, *(rows.columns_size, rows.stacked_size, rows.turned_size) * LANES]
     return [spec((size,), rows.dtype) for size in sizes]
 
 
@@ -175,7 +175,8 @@ def bind_convolution(
     if rows is None:
         return _by_blocks(layout, x, w, bias, y, scratch, after)
     filters, *memory = scratch
-    lanes = bind_rows(rows, x, y, filters, bias, list(zip(memory[::2], memory[1::2], strict=True)), after)
+    by_lane = list(zip(memory[::3], memory[1::3], memory[2::3], strict=True))
+    lanes = bind_rows(rows, x, y, filters, bias, by_lane, after)
 
     def run() -> None:
         order_filters(rows, w, filters)

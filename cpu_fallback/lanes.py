@@ -1,9 +1,8 @@
 """Lanes: the shares of a kernel's work that may run at the same time.
 
 Work is always cut into :data:`LANES` lanes, whatever the number of threads, so results are the same bit for
-bit on any machine. Products inside of a lane have to be smaller than :data:`SMALL_PRODUCT`: OpenBLAS then
-uses neither threads of its own nor packed copies of its operands, which is also the fastest way to multiply
-small matrices.
+bit on any machine. OpenBLAS has one thread meanwhile (:mod:`gpunet.blas`). Products of small matrices are cut
+to stay below :data:`SMALL_PRODUCT`: it then makes no packed copies of its operands, which is the fastest way.
 """
 
 from __future__ import annotations

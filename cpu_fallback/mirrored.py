@@ -49,11 +49,12 @@ class MirroredPlan:
         return self.depth * self.rows.filters
 
     def scratch(self) -> list[TensorSpec]:
-        """Filters; for each lane, columns, stacked dX, X^T, products, a sum and a part of dW, a sum of db."""
+        """Filters; for each lane, what rows take, X^T, products, a sum and a part of dW, and a sum of db."""
         rows = self.rows
         image = rows.images * rows.filters * rows.window.positions
         parts = rows.window.output[0] * self.pairs
-        lane = [rows.columns_size, rows.stacked_size, image, parts, self.pairs, self.pairs, rows.channels]
+        lane = [rows.columns_size, rows.stacked_size, rows.turned_size]
+        lane += [image, parts, self.pairs, self.pairs, rows.channels]
         return [spec((n,), rows.dtype) for n in [self.pairs, *lane * LANES]]
 
 
@@ -88,14 +89,17 @@ def bind_mirrored(
 
     def use(lane: int, at: slice, columns: Array) -> Step:
         """The share of a block in dW and db; ``columns`` (row, element, position)."""
-        _, _, transposed, parts, total, part, bias = memory[lane]
+        _, _, _, transposed, parts, total, part, bias = memory[lane]
         images, gradients = x[at], dy[at]
         count, positions = len(images), columns.shape[2]
         by_position = transposed[: height * positions * rows.filters].reshape(height, positions, rows.filters)
-        shaped = by_position.reshape(height, count, *rows.window.output[1:], rows.filters)
+        rest = rows.window.output[1:]
+        position = (*rest, count) if rows.turned else (count, *rest)
+        shaped = by_position.reshape(height, *position, rows.filters)
+        last = -2 if rows.turned else 1
         products = parts.reshape(height, plan.depth, rows.filters)
         steps: list[Step] = [
-            partial(np.copyto, shaped, np.moveaxis(np.moveaxis(images, 1, -1), 1, 0), casting="same_kind"),
+            partial(np.copyto, np.moveaxis(shaped, last, 0), np.moveaxis(images, 1, -1), casting="same_kind"),
             partial(np.matmul, columns, by_position, out=products),
             partial(np.add.reduce, parts.reshape(height, -1), axis=0, out=part),
             partial(np.add, total, part, out=total),
@@ -104,10 +108,10 @@ def bind_mirrored(
             steps.append(partial(_add_sums, gradients, rows.dtype, bias))
         return in_turn(*steps)
 
-    lanes = bind_rows(rows, dy, dx, ordered, None, [(m[0], m[1]) for m in memory], use=use)
+    lanes = bind_rows(rows, dy, dx, ordered, None, [(m[0], m[1], m[2]) for m in memory], use=use)
 
     def run_lane(lane: int) -> None:
-        for sums in memory[lane][4::2]:
+        for sums in memory[lane][5::2]:
             sums.fill(0)
         lanes[lane]()
 
@@ -119,12 +123,12 @@ def bind_mirrored(
         run_lanes(bound, 2 * rows.work)
         first, *others = memory
         for other in others:
-            np.add(first[4], other[4], out=first[4])
-            np.add(first[6], other[6], out=first[6])
-        total = np.flip(first[4].reshape(*rows.window.kernel, rows.channels, rows.filters), kernel)
+            np.add(first[5], other[5], out=first[5])
+            np.add(first[7], other[7], out=first[7])
+        total = np.flip(first[5].reshape(*rows.window.kernel, rows.channels, rows.filters), kernel)
         np.copyto(np.moveaxis(dw, (0, 1), (-2, -1)), total, casting="same_kind")
         if db is not None:
-            np.copyto(db, first[6], casting="same_kind")
+            np.copyto(db, first[7], casting="same_kind")
 
     return run
 

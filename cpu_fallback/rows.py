@@ -3,7 +3,8 @@
 Columns (see ``columns``) hold each image row once for each position along the other sides of the window:
 (row, *kernel[1:], channel, image, *output[1:]). Windows that overlap from row to row then lie in one piece of
 memory with a fixed distance, so the columns of a row of outputs are a view of (kernel[0] * ... * channel) x
-(image * output[1:]), and each row is spread only ``prod(kernel[1:])`` times.
+(image * output[1:]), and each row is spread only ``prod(kernel[1:])`` times. Of narrow images, the image is
+the last dimension instead, so that what is copied in one piece is as long as a block has images.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _COLUMNS: Final = 64
 _LEAST_WORK: Final = 1_000_000
 _LEAST_TILE: Final = 8
 _MOST_ELEMENTS: Final = 640
+#: Wider images have rows that are long enough to be copied as they are.
+_NARROW: Final = 12
 
 #: What is done with the columns (row of outputs, element, position) of images, in a lane.
 Use = Callable[[int, slice, Array], Step]
@@ -70,6 +73,16 @@ class RowPlan(BlockPlan):
     def work(self) -> int:
         """Multiplications."""
         return self.batch * self.filters * self.window.kernel[0] * self.row_elements * self.window.positions
+
+    @property
+    def turned(self) -> bool:
+        """Whether the image is the last dimension of columns and outputs: rows of narrow images are short."""
+        return self.images > 1 and self.window.image[-1] <= _NARROW
+
+    @property
+    def turned_size(self) -> int:
+        """Elements of the turned images of a block."""
+        return self.images * self.channels * math.prod(self.window.image) if self.turned else 0
 
     @property
     def columns_size(self) -> int:
@@ -147,7 +160,7 @@ def bind_rows(
     outputs: Array,
     filters: Array,
     bias: Array | None,
-    memory: list[tuple[Array, Array]],
+    memory: list[tuple[Array, Array, Array]],
     after: After | None = None,
     use: Use | None = None,
 ) -> list[Callable[[], None]]:
@@ -155,8 +168,8 @@ def bind_rows(
 
     ``images`` (image, channel, *space) and ``outputs`` (image, output channel, *output) are whole tensors,
     ``filters`` flat memory in the order of the columns, ``bias`` one number an output channel, ``memory``
-    flat memory for columns and outputs, for each lane, ``after`` what is done to each part of the outputs,
-    ``use`` what else is done with the columns of each block.
+    flat memory for columns, outputs and turned images, for each lane, ``after`` what is done to each part of
+    the outputs, ``use`` what else is done with the columns of each block.
     """
     window = plan.window
     height, rest = window.output[0], math.prod(window.output[1:])
@@ -164,14 +177,15 @@ def bind_rows(
     tiles = filters.reshape(plan.filters // plan.tile, plan.tile, depth)
     channels_first = np.moveaxis(images, 1, 0)
     lanes: list[Callable[[], None]] = []
-    for lane, (columns_memory, stacked_memory) in enumerate(memory):
+    for lane, (columns_memory, stacked_memory, turned_memory) in enumerate(memory):
         steps = []
         for first in range(lane * plan.images, plan.batch, LANES * plan.images):
             last = min(first + plan.images, plan.batch)
             count = last - first
             positions = count * rest
             flat = columns_memory[: plan.rows * plan.row_elements * positions]
-            columns = flat.reshape(plan.rows, *window.kernel[1:], plan.channels, count, *window.output[1:])
+            position = (*window.output[1:], count) if plan.turned else (count, *window.output[1:])
+            columns = flat.reshape(plan.rows, *window.kernel[1:], plan.channels, *position)
             row = plan.row_elements * positions
             size = flat.itemsize
             products = as_strided(
@@ -185,14 +199,22 @@ def bind_rows(
                 matrices = stacked_memory[: height * plan.filters * positions].reshape(
                     height, plan.filters, positions
                 )
-                stacked = matrices.reshape(height, plan.filters, count, *window.output[1:])
-                stacked = np.moveaxis(stacked, 2, 1)
+                stacked = matrices.reshape(height, plan.filters, *position)
+                stacked = np.moveaxis(stacked, -1 if plan.turned else 2, 1)
             split = (height, plan.filters // plan.tile, plan.tile, positions)
             targets = as_strided(
                 matrices, split, (matrices.strides[0], matrices.strides[1] * plan.tile, *matrices.strides[1:])
             )
-            pairs = gather_views(plan, columns, channels_first[:, first:last])
+            block = channels_first[:, first:last]
+            turns = []
+            if plan.turned:
+                columns = np.moveaxis(columns, -1, window.rank + 1)
+                turned = turned_memory[: block.size].reshape(plan.channels, *window.image, count)
+                turns = [(np.moveaxis(turned, -1, 1), block)]
+                block = turns[0][0]
+            pairs = gather_views(plan, columns, block)
             padded = sum(c.size for c, _ in pairs) < columns.size
+            pairs = turns + pairs
             at = slice(first, last)
             end = None if after is None else after((at,))
             if use is not None:

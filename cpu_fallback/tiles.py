@@ -49,13 +49,14 @@ class TilePlan:
     rows: RowPlan | None
 
     def scratch(self, dtype: np.dtype) -> list[TensorSpec]:
-        """Filters; for each lane: columns, stacked outputs, sum and part of dW, sum and part of db."""
+        """Filters; for each lane: columns, stacked outputs, sums and parts of dW and of db, turned images."""
         layout, rows = self.layout, self.rows
         size = layout.filters * layout.window.taps * layout.channels
         stacked = layout.output_size() if needs_stacking(layout, dtype) else 0
         columns = max(layout.columns_size(), rows.columns_size if rows is not None else 0)
         stacked = max(stacked, rows.stacked_size if rows is not None else 0)
         lane = [columns, stacked, size, size, layout.filters, layout.filters]
+        lane.append(rows.turned_size if rows is not None else 0)
         return [spec((n,), layout.dtype) for n in [size if rows is not None else 0, *lane * LANES]]
 
 
@@ -216,7 +217,7 @@ def bind_tiles(
     """Each lane sums dW and db over its own images; the sums are added at the end."""
     layout, window = plan.layout, plan.layout.window
     ordered, *rest = scratch
-    memory = [rest[i : i + 6] for i in range(0, len(rest), 6)]
+    memory = [rest[i : i + 7] for i in range(0, len(rest), 7)]
     back = dx if plan.rows is None else None
     sliding = _slides(layout, plan.rows)
     if sliding:
@@ -225,7 +226,7 @@ def bind_tiles(
         steps = [_steps(plan, lane, memory[lane], x, dy, back) for lane in range(LANES)]
     rows = []
     if plan.rows is not None and dx is not None:
-        rows = bind_rows(plan.rows, dy, dx, ordered, None, [(m[0], m[1]) for m in memory])
+        rows = bind_rows(plan.rows, dy, dx, ordered, None, [(m[0], m[1], m[6]) for m in memory])
     elements = window.taps * layout.channels
     work = 2 * layout.batch * dw.size * window.positions
 
@@ -238,7 +239,7 @@ def bind_tiles(
         return split.transpose(2, 0, 3, 1, 4)
 
     def run_lane(lane: int, filters: Array) -> None:
-        _, _, total, part, bias_total, bias_part = memory[lane]
+        _, _, total, part, bias_total, bias_part, _ = memory[lane]
         total_matrix, part_matrix = (m.reshape(layout.filters, elements) for m in (total, part))
         total.fill(0)
         bias_total.fill(0)

@@ -125,6 +125,21 @@ def test_gradients_from_the_columns_of_dy(case: Case, dtype: str, tolerance: flo
     _check_gradients(case, inputs, tolerance)
 
 
+#: Those that are made by rows, of narrow images with the image last.
+TURNED = {name: {**TAPS, **MIRRORED}[name] for name in ("wide-window", "steps", "gaps", "left-over", "small")}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-6), ("float16", 2e-3)])
+@pytest.mark.parametrize("case", TURNED.values(), ids=TURNED)
+def test_rows_of_narrow_images(case: Case, dtype: str, tolerance: float):
+    inputs = arrays(case, dtype)
+    plan = convolution._rows(Operator(definition(case)).args, *inputs[:2])
+    assert plan is not None
+    assert plan.turned
+    (found,), (wanted, *_) = execute(definition(case), inputs[:3]), expected(case, *inputs)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+
+
 def _scratch(case: Case, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> int:
     """Elements of scratch."""
     found = convolution._gradient_scratch(Operator(definition(case, gradient=True)), inputs, outputs)
