@@ -163,7 +163,7 @@ def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
     done = run.done[position]
     if not done.is_set():
         with BUSY_LANES.waiting():
-            while not done.is_set() and CREW.help():
+            while _may_help(step) and not done.is_set() and CREW.help():
                 pass
             done.wait()
     event = run.events.get(position)
@@ -173,6 +173,14 @@ def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
         step.stream.wait(event)
     else:
         event.synchronize()
+
+
+def _may_help(step: Step) -> bool:
+    """Whether a lane may be late for a step by a piece of a kernel.
+
+    Not for the work of a GPU, nor for collectives, for which other ranks wait.
+    """
+    return step.stream is None and (step.node.op is None or not step.node.op.schema.chain)
 
 
 class ThreadPool:

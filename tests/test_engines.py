@@ -5,6 +5,7 @@ bound.
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,6 +14,8 @@ import pytest
 
 import gpunet
 from gpunet.cores import BUSY_LANES
+from gpunet.devices import CPU
+from gpunet.engines import Step, _may_help
 from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
 from gpunet.observers import observe
@@ -20,6 +23,8 @@ from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef
 from gpunet.races import find_races
 from gpunet.records import check_races, records_of
+from gpunet.schedule import Lane
+from gpunet.schema import lookup
 from tests.nets import op
 
 
@@ -172,6 +177,18 @@ def test_busy_lanes_are_counted_while_they_run():
     with pytest.raises(KernelError, match="99"):
         ws.run(net.name)
     assert BUSY_LANES._busy == 0
+
+
+def test_lanes_of_collectives_and_of_gpus_take_no_pieces_of_others():
+    """They would be late for what they wait for."""
+
+    def step(type: str, stream=None) -> Step:
+        node = SimpleNamespace(op=SimpleNamespace(schema=lookup(type)))
+        return Step(print, (), node, Lane(CPU), stream=stream)
+
+    assert _may_help(step("Relu"))
+    assert not _may_help(step("Allreduce"))
+    assert not _may_help(step("Relu", stream="stream"))
 
 
 def test_a_missing_wait_is_a_race():
