@@ -134,6 +134,7 @@ class OpSchema:
     joins: AxisFunction | None = None
     cuts: AxisFunction | None = None
     channels: Places | Callable[[Operator], Places] | None = None
+    compares: bool = False
     input_counts: frozenset[int] | None = None
     output_counts: frozenset[int] | None = None
     doc: str = ""
@@ -254,6 +255,7 @@ def register(
     joins: AxisFunction | None = None,
     cuts: AxisFunction | None = None,
     channels: Places | Callable[[Operator], Places] | None = None,
+    compares: bool = False,
     input_counts: Iterable[int] | None = None,
     output_counts: Iterable[int] | None = None,
     doc: str = "",
@@ -291,6 +293,8 @@ def register(
         cuts: the dimension along which the outputs are parts of input 0.
         channels: positions of the inputs and outputs that are images or filters with channels in dimension 1,
             and in the last one where the argument ``order`` is NHWC. On GPUs such operators may get that.
+        compares: what it gives depends on which elements of its inputs are equal, as for the gradient of a
+            maximum: when one of them is computed again, so are the others, to agree in their last bits.
         input_counts: the numbers of inputs allowed, where optional and variadic do not say it.
         output_counts: the same for outputs.
         doc: one paragraph with the formula.
@@ -320,6 +324,7 @@ def register(
         joins=joins,
         cuts=cuts,
         channels=channels,
+        compares=compares,
         input_counts=None if input_counts is None else frozenset(input_counts),
         output_counts=None if output_counts is None else frozenset(output_counts),
         doc=doc,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import gpunet
 from gpunet import records
 from gpunet.cuda_kernels.sim import toolchain
+from gpunet.graph import Graph, Value
+from gpunet.passes.dead_code import remove_dead_code
 from gpunet.passes.pipeline import PASSES
 from gpunet.proto import NetDef, OperatorDef
 from gpunet.records import check_races
-from tests.nets import DEVICES, op
+from tests.nets import DEVICES, nodes_of, op
 
 ALL = [p.name for p in PASSES if p.optional]
 
@@ -207,6 +212,26 @@ def test_a_control_input_that_is_merged_away_still_orders():
     assert nodes[1].after == nodes[0].outputs
 
 
+def test_an_input_that_is_read_twice_is_not_overwritten():
+    """The gradient of one operand is written before the other's, which reads the same tensor."""
+    ops = [op("Tanh", "x", "g"), op("MulGradient", "g g b", "p q"), op("Tanh", "p", "y"), op("Sqr", "q", "z")]
+    feed = {name: np.arange(1, 7, dtype=np.float32) / seed for seed, name in enumerate("xb", 1)}
+    got, _ = ran(ops, "in_place", keep=["y", "z"], feed=feed)
+    want, _ = ran(ops, "dead_code", keep=["y", "z"], feed=feed)
+    for name in "yz":
+        np.testing.assert_array_equal(got.fetch(name), want.fetch(name))
+
+
+def test_a_collective_whose_result_nobody_reads_stays():
+    ops = [op("Tanh", "x", "a"), op("Sqr", "a", "unused"), op("Sqr", "x", "y")]
+    _, nodes = ran(ops, "dead_code")
+    assert types(nodes) == ["Sqr"]
+    for node, chain in ((node, chain) for node in nodes for chain in ("", "collectives")):
+        graph = Graph([replace(node, op=copy.copy(node.op), outputs=(Value("z", node.outputs[0].spec),))])
+        graph.nodes[0].op.schema = replace(node.op.schema, chain=chain)
+        assert len(remove_dead_code(graph, lambda name: False).nodes) == bool(chain)
+
+
 def convolution_and_norm(**norm) -> tuple[list[OperatorDef], dict[str, np.ndarray]]:
     rng = np.random.default_rng(1)
     ops = [
@@ -324,6 +349,45 @@ def test_recomputed_activations_give_the_same_training_with_less_memory(name):
         assert any(node.outputs and node.outputs[0].name.endswith("/again") for node in nodes)
         for statistic in [n for n in plain.blobs() if n.endswith(("_rm", "_riv"))]:
             np.testing.assert_allclose(saving.fetch(statistic), plain.fetch(statistic), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("maximum", ["MaxPool", "Max", "ReduceMax", "ReduceBackMax"])
+def test_gradients_of_a_maximum_find_it_in_what_is_computed_again(device, maximum):
+    """A batch norm that is computed again gives other last bits: no element would equal the maximum."""
+    model = gpunet.Model("m")
+    data = model.input("data", (8, 2, 6, 6))
+    label = model.input("label", (8,), "int32")
+    model.spatial_bn(data, "n")
+    if maximum == "MaxPool":
+        model.add("MaxPool", ["n"], ["p"], kernel=3, stride=1)
+    elif maximum == "Max":
+        model.add("Max", ["n", data], ["p"])
+    elif maximum == "ReduceMax":
+        model.add("ReduceMax", ["n"], ["p"], axes=[3])
+    else:
+        model.add("ReduceBackMax", ["n"], ["p"])
+    model.add("Flatten", ["p"], ["f"])
+    model.fc("f", "logits", 3)
+    model.add("SoftmaxWithLoss", ["logits", label], ["softmax", "loss"])
+    model.add_gradients("loss")
+    results = []
+    for recompute in (None, 2, 3, 4) if device == "cpu" else (None, 2):
+        ws = gpunet.Workspace(device, seed=1)
+        ws.run_once(model.init_net)
+        ws.feed("data", np.random.default_rng(0).normal(size=(8, 2, 6, 6)).astype(np.float32))
+        ws.feed("label", (np.arange(8) % 3).astype(np.int32))
+        ws.feed("n_s", np.array([0.37, 1.71], np.float32))
+        ws.feed("n_b", np.array([0.21, -0.83], np.float32))
+        ws.create(model.net, keep=["loss", "n_s_grad", "n_b_grad"], recompute=recompute)
+        ws.run(model.net)
+        nodes = nodes_of(ws, "m")
+        again = any("/again" in value.name for node in nodes for value in node.outputs)
+        assert again == (recompute is not None)
+        results.append([ws.fetch(name) for name in ("loss", "n_s_grad", "n_b_grad")])
+    for found in results[1:]:
+        for a, b in zip(found, results[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_dropout_that_is_computed_again_draws_the_same():

@@ -98,6 +98,7 @@ def _register(kind: str, suffix: str, formula: str, derivative: str, extra: Sequ
         args=args,
         flops=_flops_gradient,
         channels=((0, 1, 2), (0,)),
+        compares=kind == "Max",
         doc=derivative,
     )
 

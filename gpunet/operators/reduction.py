@@ -92,6 +92,7 @@ for _name, _what, _derivative in (
         args=_REDUCE_ARGS,
         infer=_infer_reduce_gradient,
         flops=flops_per_input(1, 1),
+        compares=_name in ("Max", "Min"),
         doc=f"``dX = {_derivative}``.",
     )
 
@@ -206,6 +207,7 @@ for _side in ("Front", "Back"):
             infer=_infer_max_gradient if _is_max else _infer_sum_gradient,
             # Old nets give the shape in place of X, and the definition does not tell which it is.
             dynamic=not _is_max,
+            compares=_is_max,
             flops=flops_per_output(),
             doc=f"Gradient of Reduce{_side}{_name}: dY spread over the {_where} dimensions.",
         )

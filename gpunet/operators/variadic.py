@@ -84,6 +84,7 @@ def _extremum(type: str, word: str) -> None:
         ],
         outputs=[Output("dX", "gradient of each X", variadic=True)],
         infer=_infer_extremum_gradient,
+        compares=True,
         check=_check_extremum_gradient,
         flops=_flops_per_input_element(1),
         doc=f"``dX = dY`` where X is the {word}, else 0. Inputs that share it all get the whole gradient.",

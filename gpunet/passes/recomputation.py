@@ -2,7 +2,9 @@
 
 The forward operators are cut into segments of about equal memory, at places where little is handed on. What
 crosses a cut is kept; the rest of a segment is computed again, from what is kept, right before the first
-gradient operator that reads any of it. Random operators draw the same numbers again, since a draw depends on
+gradient operator that reads any of it. Batch norms take the statistics that they have saved, by another
+formula, so their outputs may differ in the last bits: gradients that compare elements (of a maximum) read all
+of them from one computation. Random operators draw the same numbers again, since a draw depends on
 the operator and the step alone. Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, Training Deep Nets with
 Sublinear Memory Cost, 2016.
 """
@@ -121,9 +123,23 @@ class _Plan:
                     and not kept(value.name)
                 ):
                     wanted.setdefault(home[writer], []).append(value)
+        self._want_what_is_compared(backward, wanted)
         self._stays = handed_on
         self._wanted = wanted
         self._done: set[int] = set()
+
+    def _want_what_is_compared(self, backward: Sequence[Node], wanted: dict[int, list[Value]]) -> None:
+        """Adds what gradients compare with values that are wanted, although it is kept."""
+        for node in backward:
+            if node.op is None or not node.op.schema.compares:
+                continue
+            written = {
+                value: self._home[self._writer[value]] for value in node.inputs if value in self._writer
+            }
+            again = {home for value, home in written.items() if value in wanted.get(home, ())}
+            for value, home in written.items():
+                if home in again and value not in wanted[home]:
+                    wanted[home].append(value)
 
     def before(self, node: Node) -> list[Node]:
         """The nodes to compute in front of a gradient node."""
