@@ -24,6 +24,7 @@ from gpunet.cli import launch
 from gpunet.discovery import Place, discover, local_device
 from gpunet.distributed import communicator, failure, monitor, mpi, whereabouts
 from gpunet.errors import ArgumentError, DataTypeError, DeviceError, ShapeError
+from tests import mpi_jobs
 from tests.mpi_jobs import ROOT
 
 ALONE = distributed.SingleCommunicator()
@@ -340,6 +341,27 @@ def test_the_monitor_removes_the_memory_of_its_host_that_nobody_removes(fails: b
     jobs.end(*links)
     assert here.exists() != fails
     assert there.exists(), "a file of another host by the same name"
+
+
+LIMITED = """
+import sys, time
+from gpunet.distributed.start import limited
+with limited(float(sys.argv[1]), "rank 3"):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed", "ends"), [("0.1", "1000", True), ("1000", "0", False), ("inf", "0", False)]
+)
+def test_a_start_has_a_limit_of_time(limit: str, needed: str, ends: bool) -> None:
+    command = [sys.executable, "-c", LIMITED, limit, needed]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=mpi_jobs.LIMIT
+    )
+    said = "gpunet: rank 3 has waited 0.1 seconds for the other ranks to start; GPUNET_COLLECTIVE_TIMEOUT"
+    assert done.returncode == (-signal.SIGKILL if ends else 0)
+    assert done.stderr.startswith(said) if ends else not done.stderr
 
 
 def test_what_a_process_is_at() -> None:
