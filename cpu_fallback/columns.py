@@ -12,11 +12,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpunet.cpu_fallback.lanes import LANES, run_lanes
 from gpunet.operators.window import Window
 from gpunet.specs import Shape
 
@@ -28,6 +30,8 @@ After = Callable[[Index], Callable[[], Any]]
 
 #: Bytes of columns that a block of images may take; a single image may need more.
 BLOCK_BYTES: Final = 4 << 20
+#: A number that is copied, or added, takes as long as this many multiplications.
+_TRAFFIC: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +242,29 @@ class Spread(NamedTuple):
         """Copies the images into the columns."""
         for view in self.paddings:
             view.fill(0)
-        for columns, images in self.pairs:
-            np.copyto(columns, images, casting="same_kind")
+        run_lanes([partial(_copy, self.pairs[lane::LANES]) for lane in range(LANES)], self._work())
 
     def scatter(self) -> None:
         """Adds the columns to the images."""
-        for columns, images in self.pairs:
-            np.add(images, columns, out=images, casting="same_kind")
+        channels = self.pairs[0][0].shape[1] if self.pairs else 0
+        bounds = [channels * lane // LANES for lane in range(LANES + 1)]
+        parts = [slice(*bounds[lane : lane + 2]) for lane in range(LANES)]
+        run_lanes([partial(_add, self.pairs, part) for part in parts], self._work())
+
+    def _work(self) -> int:
+        return _TRAFFIC * sum(columns.size for columns, _ in self.pairs)
+
+
+def _copy(pairs: list[tuple[Array, Array]]) -> None:
+    for columns, images in pairs:
+        np.copyto(columns, images, casting="same_kind")
+
+
+def _add(pairs: list[tuple[Array, Array]], channels: slice) -> None:
+    """For some channels: positions of the window meet in the images."""
+    for columns, images in pairs:
+        target = images[:, channels]
+        np.add(target, columns[:, channels], out=target, casting="same_kind")
 
 
 class Stack(NamedTuple):
