@@ -24,8 +24,7 @@ from gpunet.cli import launch
 from gpunet.discovery import Place, discover, local_device
 from gpunet.distributed import communicator, failure, monitor, mpi, whereabouts
 from gpunet.errors import ArgumentError, DataTypeError, DeviceError, ShapeError
-from tests import mpi_jobs
-from tests.mpi_jobs import ROOT
+from tests.mpi_jobs import LIMIT, ROOT
 
 ALONE = distributed.SingleCommunicator()
 
@@ -356,9 +355,7 @@ with limited(float(sys.argv[1]), "rank 3"):
 )
 def test_a_start_has_a_limit_of_time(limit: str, needed: str, ends: bool) -> None:
     command = [sys.executable, "-c", LIMITED, limit, needed]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=mpi_jobs.LIMIT
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT)
     said = "gpunet: rank 3 has waited 0.1 seconds for the other ranks to start; GPUNET_COLLECTIVE_TIMEOUT"
     assert done.returncode == (-signal.SIGKILL if ends else 0)
     assert done.stderr.startswith(said) if ends else not done.stderr
