@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -388,6 +389,31 @@ def test_gradients_of_a_maximum_find_it_in_what_is_computed_again(device, maximu
     for found in results[1:]:
         for a, b in zip(found, results[0], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_computed_again_from_what_was_overwritten():
+    model = gpunet.Model("m")
+    data = model.input("data", (4, 6))
+    label = model.input("label", (4,), "int32")
+    model.add_parameter("shift", (4, 6), "ConstantFill", value=0.5)
+    model.add("Sum", [data, "shift"], ["h"])
+    model.add("Scale", [data], [data], scale=-3.0)
+    for before, after in itertools.pairwise(["h", "t0", "t1", "t2", "t3"]):
+        model.add("Tanh", [before], [after])
+    model.fc("t3", "logits", 3)
+    model.add("SoftmaxWithLoss", ["logits", label], ["softmax", "loss"])
+    model.add_gradients("loss")
+    results = []
+    for recompute in (None, 2, 3, 4):
+        ws = gpunet.Workspace("cpu", seed=1)
+        ws.run_once(model.init_net)
+        ws.feed("data", np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32))
+        ws.feed("label", (np.arange(4) % 3).astype(np.int32))
+        ws.create(model.net, keep=["loss", "h_grad"], recompute=recompute)
+        ws.run(model.net)
+        results.append(ws.fetch("h_grad"))
+    for found in results[1:]:
+        np.testing.assert_allclose(found, results[0], rtol=1e-5)
 
 
 def test_dropout_that_is_computed_again_draws_the_same():
