@@ -246,5 +246,7 @@ def _scatter(plan: DirectPlan, columns: Array, images: Array) -> list[Step]:
         if slices is not None:
             target = images[(slice(None), slice(None), *slices[1])]
             at: Index = (slice(None), slice(None), *tap, *slices[0])
-            steps.append(partial(np.add, target, shaped[at], out=target))
+            # With one tap, windows have no position in common, and images begin as zeros.
+            step = partial(np.copyto, target) if window.taps == 1 else partial(np.add, target, out=target)
+            steps.append(partial(step, shaped[at]))
     return steps
