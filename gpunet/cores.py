@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final
@@ -31,10 +31,22 @@ def is_bound() -> bool:
     return len(usable_cores()) < (os.cpu_count() or 1)
 
 
+def in_each_fork(function: Callable[[], None]) -> None:
+    """Has ``function`` called in the child of each fork: it has none of the other threads of its parent, and
+    locks that those held stay locked.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
 class BusyLanes:
     """Counts the threads that are at work."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins with no threads."""
         self._busy = 0
         self._lock = threading.Lock()
 
@@ -68,3 +80,4 @@ class BusyLanes:
 
 #: Those of all workspaces: they share the cores.
 BUSY_LANES: Final = BusyLanes()
+in_each_fork(BUSY_LANES.forget)

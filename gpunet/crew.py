@@ -13,7 +13,6 @@ default: so threads ask for it much sooner while several of them run kernels.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpunet.cores import BUSY_LANES
+from gpunet.cores import BUSY_LANES, in_each_fork
 
 Piece = Callable[[], Any]
 
@@ -38,6 +37,13 @@ class QuickTurns:
         self._inside = 0
         self._before = SWITCH_INTERVAL
 
+    def forget(self) -> None:
+        """Leaves it for all threads."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._inside = 0
+            sys.setswitchinterval(self._before)
+
     def __enter__(self) -> None:
         with self._lock:
             self._inside += 1
@@ -47,13 +53,15 @@ class QuickTurns:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if not self._inside:
+            # 0 in the fork of a thread that was inside.
+            if self._inside == 1:
                 sys.setswitchinterval(self._before)
+            self._inside = max(0, self._inside - 1)
 
 
 #: That of all threads: the interval is one in a process.
 QUICK_TURNS: Final = QuickTurns()
+in_each_fork(QUICK_TURNS.forget)
 
 
 class _Job:
@@ -231,6 +239,4 @@ class Crew:
 
 #: That of all workspaces: they share the cores.
 CREW: Final = Crew()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CREW.forget)
+in_each_fork(CREW.forget)

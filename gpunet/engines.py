@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpunet.backends import Event, Stream, backend
-from gpunet.cores import BUSY_LANES
+from gpunet.cores import BUSY_LANES, in_each_fork
 from gpunet.crew import CREW, QUICK_TURNS
 from gpunet.graph import Node
 from gpunet.schedule import Lane
@@ -187,6 +187,10 @@ class ThreadPool:
     """Threads that wait for work; as many as were ever busy at once. They end with the process."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins with no threads: those of a process are not in its fork."""
         self._idle: list[queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]] = []
         self._lock = threading.Lock()
 
@@ -217,3 +221,4 @@ class ThreadPool:
 
 #: The pool of all workspaces.
 POOL: Final = ThreadPool()
+in_each_fork(POOL.forget)

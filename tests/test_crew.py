@@ -252,20 +252,60 @@ def test_an_interval_that_is_shorter_stays() -> None:
 
 
 FORKED = """
-import os, threading
-from gpunet.crew import CREW
+import os, sys, threading
+import numpy as np
+import gpunet
+from gpunet.cores import BUSY_LANES
+from gpunet.crew import CREW, QUICK_TURNS
+from gpunet.proto import NetDef
+from tests.nets import op
 
 def together():
     both = threading.Barrier(2)
     CREW.run([lambda: both.wait(30)] * 2, 2)
 
+if not hasattr(os, "fork"):
+    raise SystemExit
+before = sys.getswitchinterval()
+workspace = gpunet.Workspace("cpu")
+workspace.feed("x", np.ones(3, np.float32))
+ops = [op("Scale", "x", "a"), op("Scale", "x", "b"), op("Sum", "a b", "y")]
+workspace.create(NetDef(name="net", op=ops, external_input=["x"]), engine="async_scheduling", workers=2)
+ready, leave = threading.Event(), threading.Event()
+
+def lane():
+    with QUICK_TURNS, BUSY_LANES.working(), BUSY_LANES.working(), BUSY_LANES._lock, QUICK_TURNS._lock:
+        ready.set()
+        leave.wait()
+
 together()
-child = os.fork() if hasattr(os, "fork") else 0
-together()
+workspace.run("net")
+other = threading.Thread(target=lane)
+other.start()
+ready.wait()
+child = os.fork()
 if child:
-    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    status = os.waitpid(child, 0)[1]
+    leave.set()
+    raise SystemExit(os.waitstatus_to_exitcode(status))
+together()
+workspace.run("net")
+assert sys.getswitchinterval() == before
+os._exit(0)
 """
 
 
 def test_a_fork_has_threads_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=4 * PATIENCE)
+    """Whatever the other threads of its parent were at."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=PATIENCE)
+
+
+def test_who_was_inside_in_the_parent_of_a_fork_leaves() -> None:
+    before = sys.getswitchinterval()
+    turns = QuickTurns()
+    with turns:
+        turns.forget()
+        assert sys.getswitchinterval() == before
+    with turns:
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
+    assert sys.getswitchinterval() == before
