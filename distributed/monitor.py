@@ -81,7 +81,7 @@ class Monitor:
     def run(self) -> None:
         """Follows the ranks until all of them have gone, and removes the memory that they leave behind."""
         deadline, parent = time.monotonic() + _CONNECTED_IN, os.getppid()
-        while self.connections or (
+        while self._connected() or (
             # Ranks are still to come, unless the one that started this is gone, too.
             len(self.ranks) < self.size and time.monotonic() < deadline and os.getppid() == parent
         ):
@@ -100,7 +100,7 @@ class Monitor:
         """Ends what would not end: at its end a rank waits inside of MPI for the others, with no limit."""
         now = time.monotonic()
         left = next((rank for rank in self.ranks.values() if rank.left), None)
-        silent = [r for r in self.connections.values() if not r.left and now - r.heard > self.silence]
+        silent = [r for r in self._connected() if not r.left and now - r.heard > self.silence]
         if left is not None and silent:
             self._fail(
                 f"{self._name(silent[0])}, {silent[0].at}, has not been heard of for "
@@ -113,6 +113,10 @@ class Monitor:
                 if rank.connection in self.connections:
                     with suppress(OSError):
                         os.kill(rank.pid, signal.SIGKILL)
+
+    def _connected(self) -> list[Rank]:
+        """The ranks that have a connection, without strangers that have said nothing."""
+        return [rank for rank in self.connections.values() if rank.rank >= 0]
 
     def _here(self) -> list[Rank]:
         """The ranks of this host."""

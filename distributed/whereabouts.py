@@ -23,7 +23,10 @@ def doing() -> str:
     frames.pop(threading.get_ident(), None)
     for innermost in frames.values():
         for frame in _outwards(innermost):
-            # Kernels are given a context, which knows their operator.
+            # Kernels are given a context, which knows their operator. To look at the variables of a function
+            # keeps their values until it returns, so only those with such a variable are looked at.
+            if "ctx" not in (*frame.f_code.co_varnames, *frame.f_code.co_freevars):
+                continue
             where = getattr(getattr(frame.f_locals.get("ctx"), "op", None), "where", None)
             if isinstance(where, str):
                 return f"in {where} ({_line(innermost)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import click.testing
 import numpy as np
@@ -326,6 +329,22 @@ def test_a_rank_that_is_silent_when_others_have_left() -> None:
     jobs.end(first, second)
 
 
+def test_a_stranger_that_says_nothing_is_no_rank() -> None:
+    """It neither fails a job of which a rank has left, nor keeps the monitor."""
+    jobs = Monitored(2, silence=60)
+    stranger = socket.create_connection(("127.0.0.1", jobs.monitor.port), timeout=60)
+    first, second = jobs.rank(0), jobs.rank(1)
+    say(first, bye=0)
+    say(second, bye=0)
+    wait_until(lambda: len([rank for rank in jobs.monitor.ranks.values() if rank.left]) == 2)
+    silent = next(rank for rank in jobs.monitor.connections.values() if rank.rank < 0)
+    silent.heard -= 61
+    jobs.monitor._look()
+    with stranger, silent.connection:
+        jobs.end(first, second)
+    assert not jobs.monitor.failed
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_the_monitor_removes_the_memory_of_its_host_that_nobody_removes(fails: bool, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -381,6 +400,30 @@ def test_what_a_process_is_at() -> None:
     release.set()
     work.join()
     assert re.fullmatch(r"in \[Op\] op 1 \(kernel, test_distributed_single\.py:\d+\)", found[0])
+
+
+def test_to_say_what_a_process_is_at_keeps_no_values() -> None:
+    asked, gone, release = threading.Event(), threading.Event(), threading.Event()
+    kept: list[weakref.ref[Any]] = []
+
+    def loop() -> None:
+        batch: Any = Mock()
+        kept.append(weakref.ref(batch))
+        asked.wait(LIMIT)
+        batch = None
+        gone.set()
+        release.wait(LIMIT)
+
+    work = threading.Thread(target=loop)
+    work.start()
+    wait_until(lambda: kept)
+    whereabouts.doing()
+    asked.set()
+    gone.wait(LIMIT)
+    gc.collect()
+    assert kept[0]() is None
+    release.set()
+    work.join()
 
 
 def test_the_monitor_wants_the_token() -> None:
