@@ -486,6 +486,33 @@ def test_launch_prints_what_it_would_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown(["x"], monkeypatch, **SRUN) == "x"
 
 
+LAUNCHER = """
+import os, sys
+from gpunet.cli.launch import run_with_time_to_save
+sys.exit(run_with_time_to_save([sys.executable, "-c", sys.argv[1]], os.environ))
+"""
+MPIRUN = """
+import signal, sys
+def end(number, frame):
+    print("save", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGUSR1, end)
+print("started", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
+def test_a_signal_to_the_launcher_leaves_no_mpirun_behind(name: str) -> None:
+    command = [sys.executable, "-c", LAUNCHER, MPIRUN]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.Signals[name])
+        assert process.wait(LIMIT) == 128 + signal.Signals[name]
+        assert process.stdout.readline() == "save\n"
+
+
 def test_importing_gpunet_imports_nothing_of_it() -> None:
     code = (
         "import sys, gpunet; gpunet.Workspace().run_operator(gpunet.proto.OperatorDef("

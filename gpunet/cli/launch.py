@@ -21,6 +21,12 @@ from gpunet.cores import usable_cores
 from gpunet.errors import ArgumentError, DeviceError
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+#: What asks a job to end; none of these may end the launcher alone.
+_SIGNALS: Final = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+    if hasattr(signal, name)
+)
 
 
 #: The character "\b" keeps click from joining the lines behind it.
@@ -102,7 +108,7 @@ def run_with_time_to_save(line: Sequence[str], env: Mapping[str, str]) -> int:
         if process is not None:
             process.send_signal(signal.SIGUSR1 if len(came) == 1 else number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
     # Apart from the terminal, whose Ctrl-C reaches all processes that belong to it.
