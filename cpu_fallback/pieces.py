@@ -41,7 +41,9 @@ def in_pieces(bind: Binding) -> Binding:
             return bind(inputs, outputs, args, ctx)
 
         def part(arrays: tuple[Any, ...], begin: int, end: int) -> Arrays:
-            return tuple(a if a.size == 1 else a.reshape(-1)[begin:end] for a in arrays)
+            # Pieces have one dimension, and what goes with all of them must not have more.
+            flat = (a if a.ndim < 2 else a.reshape(-1) for a in arrays)
+            return tuple(a if a.size == 1 else a[begin:end] for a in flat)
 
         steps = [
             bind(

@@ -8,6 +8,7 @@ import pytest
 from gpunet import kernels
 from gpunet.cpu_fallback import pieces, threads
 from gpunet.crew import CREW
+from gpunet.definitions import make_operator
 from gpunet.gradient_check import specs_of
 from gpunet.operator import Operator
 from tests import op_check
@@ -56,6 +57,16 @@ def test_pieces_give_the_bits_of_the_whole(
     wanted = op_check.execute(definition, op_check.copies(case.inputs))
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want, strict=True)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("first", [True, False])
+def test_one_number_goes_with_all_pieces(shape: tuple[int, ...], first: bool, cut: list[int]) -> None:
+    large, one = np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.full(shape, 5, np.float32)
+    inputs = [one, large] if first else [large, one]
+    (found,) = op_check.execute(make_operator("Sub", ["a", "b"], ["c"]), inputs)
+    assert cut == [12]
+    np.testing.assert_array_equal(found, inputs[0] - inputs[1], strict=True)
 
 
 JOINED = [case for case in GOOD if case.type in ("Concat", "DepthConcat")]
