@@ -280,9 +280,10 @@ class SimBackend(backends.Backend):
             self._copy(target.ctypes.data, source.pointer, source.nbytes, 2, (source,))
 
         self._put(stream, "copy", f"copy of {source.name!r}", run, [source], [])
-        self.executor.run_until(lambda: done)
-        if recording is not None:
-            recording.host_waited(position)
+        with library.LOCK:
+            self.executor.run_until(lambda: done)
+            if recording is not None:
+                recording.host_waited(position)
         device_errors.check(self, source, stream)
 
     def copy(self, target: Buffer, source: Buffer, stream: backends.Stream) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class Recording:
 
     def __init__(self) -> None:
         self.work: list[Record] = []
-        #: The last position of each stream, of what has run and of what the host has waited for.
+        #: The last position of each stream, of what has run and of what the host has waited for. The second
+        #: is replaced and never changed: threads that issue work read it while others wait.
         self.last: dict[int, int] = {}
         self.known: dict[int, int] = {}
 
@@ -107,10 +109,15 @@ class Recording:
         self.last[stream.number] = position
 
     def host_waited(self, position: int | None) -> None:
-        """The host has waited for a piece of work, and so for all before it in its stream."""
+        """The host has waited for a piece of work, and so for all before it in its stream.
+
+        Called with the lock of the library that the wait was under: threads that wait for the same stream
+        would else undo what others have noted, and work that others put there and run would pass for waited
+        for.
+        """
         if position is not None:
             stream = self.work[position].stream
-            self.known[stream] = max(position, self.known.get(stream, -1))
+            self.known = {**self.known, stream: max(position, self.known.get(stream, -1))}
 
 
 class SimEvent(backends.Event):
@@ -128,17 +135,19 @@ class SimEvent(backends.Event):
 
         A few pieces of ready work may run first, as a GPU goes on meanwhile.
         """
-        self.executor.progress()
-        if self.passed:
-            self._host_waited()
-        return self.passed
+        with library.LOCK:
+            self.executor.progress()
+            if self.passed:
+                self._host_waited()
+            return self.passed
 
     def synchronize(self) -> None:
         """Runs what is needed until the event has passed; raises the first error since the last such call."""
-        try:
-            self.executor.run_until(lambda: self.passed)
-        finally:
-            self._host_waited()
+        with library.LOCK:
+            try:
+                self.executor.run_until(lambda: self.passed)
+            finally:
+                self._host_waited()
 
     def _host_waited(self) -> None:
         if self.recorded is not None:
@@ -165,11 +174,13 @@ class SimStream(backends.Stream):
         if executor.captured is not None:
             executor.captured.append((self, work))
             return
-        work.sequence = next(executor.sequence)
-        if executor.recording is not None:
-            work.after = tuple(executor.recording.known.values())
-        self.queue.append(work)
-        executor.busy[self] = None
+        recording = executor.recording
+        with executor.queues:
+            work.sequence = next(executor.sequence)
+            if recording is not None:
+                work.after = tuple(recording.known.values())
+            self.queue.append(work)
+            executor.busy[self] = None
         if len(self.queue) > LONGEST_QUEUE:
             executor.run_until(lambda: len(self.queue) <= LONGEST_QUEUE // 2, raises=False)
 
@@ -195,12 +206,13 @@ class SimStream(backends.Stream):
 
     def synchronize(self) -> None:
         """Runs all work of this stream, and of others as far as events ask for or as the seed has it."""
-        try:
-            self.executor.run_until(lambda: not self.queue)
-        finally:
-            recording = self.executor.recording
-            if recording is not None:
-                recording.host_waited(recording.last.get(self.number))
+        with library.LOCK:
+            try:
+                self.executor.run_until(lambda: not self.queue)
+            finally:
+                recording = self.executor.recording
+                if recording is not None:
+                    recording.host_waited(recording.last.get(self.number))
 
     @property
     def ready(self) -> bool:
@@ -216,13 +228,19 @@ def _nothing() -> None:
 
 
 class Executor:
-    """Runs the work of all streams of one device."""
+    """Runs the work of all streams of one device.
+
+    Any thread may put work into a stream, also while another one runs work: which takes the lock of the
+    library for as long as it runs, and that of the queues for each piece that it takes out of one.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.sequence = itertools.count()
         self.stream_numbers = itertools.count()
         self.event_numbers = itertools.count()
+        #: Held while a queue and ``busy`` change together, and for nothing that may wait.
+        self.queues = threading.RLock()
         #: Streams with work, in the order in which they got it.
         self.busy: dict[SimStream, None] = {}
         #: Where all work that runs is recorded.
@@ -250,12 +268,13 @@ class Executor:
 
     def synchronize(self) -> None:
         """Runs all work; raises the first error since the last wait."""
-        try:
-            self.run_until(lambda: not self.busy)
-        finally:
-            if self.recording is not None:
-                for position in list(self.recording.last.values()):
-                    self.recording.host_waited(position)
+        with library.LOCK:
+            try:
+                self.run_until(lambda: not self.busy)
+            finally:
+                if self.recording is not None:
+                    for position in self.recording.last.values():
+                        self.recording.host_waited(position)
 
     def progress(self) -> None:
         """Runs a random number of pieces of ready work, none to seven."""
@@ -265,7 +284,7 @@ class Executor:
             def stop() -> bool:
                 nonlocal left
                 left -= 1
-                return left < 0 or not any(stream.ready for stream in self.busy)
+                return left < 0 or not any(stream.ready for stream in self.working())
 
             self._run(stop)
 
@@ -279,24 +298,29 @@ class Executor:
                 if self.released:
                     self.reclaim()
                 stream = self._pick()
-                work = stream.queue.popleft()
-                if not stream.queue:
-                    self.busy.pop(stream, None)
+                with self.queues:
+                    work = stream.queue.popleft()
+                    if not stream.queue:
+                        del self.busy[stream]
                 self._do(stream, work)
         finally:
             self._depth -= 1
             if self._depth == 0:
                 runtime.leave()
 
+    def working(self) -> list[SimStream]:
+        """The streams that have work now; others may get some at any time."""
+        with self.queues:
+            return list(self.busy)
+
     def _pick(self) -> SimStream:
-        if len(self.busy) == 1:
-            (stream,) = self.busy
-            if stream.ready:
-                return stream
-        ready = [stream for stream in self.busy if stream.ready]
+        working = self.working()
+        ready = [stream for stream in working if stream.ready]
+        if len(working) == len(ready) == 1:
+            return ready[0]
         if not ready:
             # All wait for events of other devices.
-            for stream in list(self.busy):
+            for stream in working:
                 event = stream.queue[0].event
                 if event is not None and event.executor is not self:
                     event.synchronize()
@@ -323,7 +347,7 @@ class Executor:
         """Frees released blocks that no queued work can use any more."""
         if not self.released:
             return
-        oldest = min((s.queue[0].sequence for s in list(self.busy) if s.queue), default=None)
+        oldest = min((stream.queue[0].sequence for stream in self.working()), default=None)
         while self.released and (oldest is None or self.released[0][0] < oldest):
             _, pointer = self.released.popleft()
             damage = library.runtime().free(pointer)
