@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.steps import is_same
 from gpunet.errors import ShapeError
 from gpunet.kernels import KernelContext, kernel
 
@@ -45,8 +46,9 @@ def pack_bucket(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelCon
 
 @kernel("UnpackBucket", binds=True)
 def unpack_bucket(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) -> Callable[[], None]:
-    """The tensors from their places in the bucket."""
-    pairs = list(zip(outputs, _parts(inputs[0].reshape(-1), outputs), strict=True))
+    """The tensors from their places in the bucket, but for those that lie there."""
+    parts = _parts(inputs[0].reshape(-1), outputs)
+    pairs = [(t, part) for t, part in zip(outputs, parts, strict=True) if not is_same(t, part)]
 
     def run() -> None:
         for tensor, part in pairs:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpunet.arguments import Arguments
 from gpunet.cpu_fallback.pieces import together
-from gpunet.cpu_fallback.steps import Step
+from gpunet.cpu_fallback.steps import Step, is_same
 from gpunet.cpu_fallback.threads import cuts
 from gpunet.errors import KernelError
 from gpunet.kernels import KernelContext, kernel
@@ -39,18 +39,24 @@ def concat(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext)
 
 
 def _concat_pieces(parts: Sequence[Array], axis: int, y: Array) -> list[Step]:
-    """Steps that fill y; a large one in ranges of dimension 0, or part by part where that is not possible."""
+    """Steps that fill y; a large one in ranges of dimension 0, or part by part where that is not possible.
+
+    The memory plan may have put parts into y.
+    """
+    ends = itertools.accumulate((x.shape[axis] for x in parts), initial=0)
+    before = (slice(None),) * axis
+    pairs = [
+        (y[(*before, slice(start, start + x.shape[axis]))], x) for start, x in zip(ends, parts, strict=False)
+    ]
+    moved = [(target, x) for target, x in pairs if not is_same(target, x)]
+    if len(moved) < len(parts):
+        return [partial(np.copyto, target, x) for target, x in moved]
     ranges = cuts(len(y), y.nbytes // max(1, len(y))) if axis > 0 else []
     if len(ranges) > 1:
         return [partial(np.concatenate, [x[b:e] for x in parts], axis, out=y[b:e]) for b, e in ranges]
     if len(cuts(y.nbytes, 1)) < 2:
         return [partial(np.concatenate, parts, axis, out=y)]
-    ends = itertools.accumulate((x.shape[axis] for x in parts), initial=0)
-    before = (slice(None),) * axis
-    return [
-        partial(np.copyto, y[(*before, slice(start, start + x.shape[axis]))], x)
-        for start, x in zip(ends, parts, strict=False)
-    ]
+    return [partial(np.copyto, target, x) for target, x in moved]
 
 
 @kernel("Split", "DepthSplit", binds=True)
@@ -58,11 +64,8 @@ def split(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: KernelContext) 
     """Parts of the input along a dimension."""
     if not outputs:
         return lambda: [np.array(part, order="C") for part in _parts(inputs, args, ctx)]
-    pairs = [
-        (y, part)
-        for y, part in zip(outputs, _parts(inputs, args, ctx), strict=True)
-        if not (y.ctypes.data == part.ctypes.data and part.flags.c_contiguous)
-    ]
+    parts = zip(outputs, _parts(inputs, args, ctx), strict=True)
+    pairs = [(y, part) for y, part in parts if not is_same(y, part)]
 
     def run() -> None:
         for y, part in pairs:

@@ -60,7 +60,10 @@ def in_turn(*steps: Step | None) -> Step:
 
 def is_same(a: Array, b: Array) -> bool:
     """Whether two arrays are the same elements in memory."""
-    return a.shape == b.shape and a.strides == b.strides and a.ctypes.data == b.ctypes.data
+    if a.shape != b.shape or a.ctypes.data != b.ctypes.data:
+        return False
+    # A step along a dimension of one element is never taken.
+    return all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))
 
 
 def copy_step(source: Array, target: Array) -> Step | None:

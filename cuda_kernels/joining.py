@@ -35,6 +35,12 @@ def _part_launch(
     return strided_launch(ctx, whole, part, shape, large, small, x_first=first * inner)
 
 
+def _lies_in(part: Buffer, whole: Buffer, axis: int, first: int) -> bool:
+    """Whether the memory plan has put a part where it is in the whole, which is then one behind the other."""
+    start = first * math.prod(whole.shape[axis + 1 :]) * whole.dtype.itemsize
+    return part.size > 0 and part.pointer == whole.pointer + start
+
+
 @kernel("Concat", "DepthConcat", device="cuda", binds=True)
 def concat(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext) -> Launch:
     """The inputs one after the other along a dimension."""
@@ -43,7 +49,8 @@ def concat(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContex
     sizes = [1 if args.add_axis else x.shape[axis] for x in inputs]
     launches, first = [], 0
     for x, size in zip(inputs, sizes, strict=True):
-        launches.append(_part_launch(ctx, x, y, axis, first, size, join=True))
+        if not _lies_in(x, y, axis, first):
+            launches.append(_part_launch(ctx, x, y, axis, first, size, join=True))
         first += size
     return in_order(*launches, numbers_launch(ctx, split_info, sizes))
 
@@ -56,8 +63,7 @@ def split(inputs: Buffers, outputs: Buffers, args: Arguments, ctx: KernelContext
     launches, first = [], 0
     for y in outputs:
         size = 1 if args.add_axis else y.shape[axis]
-        # The memory plan may have made it a view.
-        if y.pointer != x.pointer + first * math.prod(x.shape[axis + 1 :]) * x.dtype.itemsize:
+        if not _lies_in(y, x, axis, first):
             launches.append(_part_launch(ctx, y, x, axis, first, size, join=False))
         first += size
     return in_order(*launches) if launches else nothing

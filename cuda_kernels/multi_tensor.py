@@ -62,13 +62,14 @@ class TensorList:
 
     Args:
         tensors: buffers of float16, float32 or float64, at least one; empty ones count.
+        starts: where each begins where they are packed, in elements; one behind the other by default.
 
     Raises:
         KernelError: there are no tensors, or they lie on several devices.
         DataTypeError: the element types differ.
     """
 
-    def __init__(self, tensors: Sequence[Buffer]) -> None:
+    def __init__(self, tensors: Sequence[Buffer], starts: Sequence[int] | None = None) -> None:
         if not tensors:
             raise KernelError("a list of tensors is empty, wanted at least one")
         first = tensors[0]
@@ -80,21 +81,24 @@ class TensorList:
         self.tensors = tuple(tensors)
         self.dtype = first.dtype
         self.backend = first.backend
-        #: Where each tensor begins where they are packed one behind the other, and where the last one ends.
-        self.places = np.concatenate(([0], np.cumsum([t.size for t in tensors]))).astype(np.int64)
-        counts = np.array([-(-t.size // CHUNK) for t in tensors], np.int64)
+        sizes = np.array([t.size for t in tensors], np.int64)
+        #: Number of elements of all tensors.
+        self.size = int(sizes.sum())
+        places = np.cumsum(sizes) - sizes if starts is None else np.array(starts, np.int64)
+        #: Elements that the tensors need where they are packed.
+        self.extent = int((places + sizes).max())
+        counts = -(-sizes // CHUNK)
         firsts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         owner = np.repeat(np.arange(len(tensors), dtype=np.int32), counts)
-        starts = (np.arange(len(owner), dtype=np.int64) - firsts[owner]) * CHUNK
-        sizes = np.array([t.size for t in tensors], np.int64)
+        begins = (np.arange(len(owner), dtype=np.int64) - firsts[owner]) * CHUNK
         self.chunks = len(owner)
         self._firsts = self._table("firsts", firsts)
-        self._chunk_places = self._table("places", self.places[owner] + starts)
+        self._chunk_places = self._table("places", places[owner] + begins)
         self._tables = (
             self._table("addresses", np.array([t.pointer for t in tensors], np.uint64)),
             self._table("tensors", owner),
-            self._table("starts", starts),
-            self._table("lengths", np.minimum(sizes[owner] - starts, CHUNK)),
+            self._table("starts", begins),
+            self._table("lengths", np.minimum(sizes[owner] - begins, CHUNK)),
         )
         # Launches may be put on other streams than the one that the tables came by.
         self.backend.stream.synchronize()
@@ -104,11 +108,6 @@ class TensorList:
 
     def __len__(self) -> int:
         return len(self.tensors)
-
-    @property
-    def size(self) -> int:
-        """Number of elements of all tensors."""
-        return int(self.places[-1])
 
     def scratch(self) -> TensorSpec:
         """The memory that :meth:`square_sums` wants."""
@@ -181,17 +180,21 @@ class TensorList:
 
         Args:
             ctx: the device and the stream.
-            buffer: float16, float32 or float64, :attr:`size` elements.
+            buffer: float16, float32 or float64, at least :attr:`extent` elements.
             factor: one float32 in device memory that all elements are multiplied with, before they are
                 rounded.
         """
-        _want_size(buffer, self.size)
+        self._want_room(buffer)
         return self._launch(ctx, _PACK, self._chunk_places, factor, buffer, to=buffer)
 
     def unpack(self, ctx: KernelContext, buffer: Buffer, factor: Buffer | None = None) -> Launch:
         """The inverse of :meth:`pack`; ``factor`` multiplies what is read from ``buffer``."""
-        _want_size(buffer, self.size)
+        self._want_room(buffer)
         return self._launch(ctx, _UNPACK, self._chunk_places, factor, buffer, to=buffer)
+
+    def _want_room(self, buffer: Buffer) -> None:
+        if buffer.size < self.extent:
+            raise KernelError(f"{buffer} has {buffer.size} elements, wanted {self.extent} at least")
 
 
 def _want_size(buffer: Buffer, size: int) -> None:

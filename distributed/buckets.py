@@ -17,6 +17,7 @@ from gpunet.distributed.communicator import Communicator
 from gpunet.distributed.compression import Bucket, Compressor, NoCompression
 from gpunet.dtypes import is_float
 from gpunet.errors import ArgumentError, GradientError
+from gpunet.memory_plan import ALIGNMENT
 from gpunet.model import Model, Parameter
 from gpunet.optimizers import ITERATION
 from gpunet.proto import NetDef, OperatorDef
@@ -196,7 +197,8 @@ def fill_buckets(
     first_bucket_bytes: int,
     name: str = "gradient_bucket",
 ) -> tuple[list[Bucket], list[int]]:
-    """Dense gradients in the order in which they are made, and where the last one of each bucket is.
+    """Buckets of dense gradients, filled in the order in which these are made, and where the last one of each
+    bucket is made.
 
     Names of buckets are ``<name>_0``, ``<name>_1`` and so on. Raises :class:`GradientError` where a gradient
     is made by none of the operators, or its shape is not known.
@@ -212,7 +214,8 @@ def fill_buckets(
     positions: list[int] = []
 
     def close(dtype: np.dtype, position: int) -> None:
-        members = open_buckets.pop(dtype)
+        # Those first that leave the next one aligned: aligned ones are written straight into the bucket.
+        members = sorted(open_buckets.pop(dtype), key=lambda member: member[1].nbytes % ALIGNMENT != 0)
         buckets.append(
             Bucket(
                 f"{name}_{len(buckets)}",

@@ -30,7 +30,7 @@ class Bucket:
 
     Attributes:
         name: of the blob that holds them.
-        blobs: the gradients, in the order in which they are produced.
+        blobs: the gradients, in the order in which they lie in it.
         shapes: their shapes.
         dtype: their element type.
     """

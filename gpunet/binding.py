@@ -187,7 +187,8 @@ def _output(
             return np.full(spec.shape, b"", dtype=object)
         if storage.constant or replaces:
             return _own_memory(value, spec)
-        return view(arenas[value.device], compiled.memory.offsets[storage], spec, value.name)
+        start = compiled.memory.offsets[storage] + storage.starts.get(value, 0)
+        return view(arenas[value.device], start, spec, value.name)
     found = values[source]
     if (found.shape, found.dtype) != (spec.shape, spec.dtype):
         found = _part(found, node.offsets.get(index, 0), spec, value.name)

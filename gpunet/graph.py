@@ -59,6 +59,9 @@ class Node:
     shares: dict[int, int] = field(default_factory=dict)
     #: Where in that memory such an output begins, in bytes, if not at its start: {output: offset}.
     offsets: dict[int, int] = field(default_factory=dict)
+    #: Inputs that a pass lets lie in the memory of output 0, where they are written long before it, and where
+    #: they begin there, in bytes: {input: offset}.
+    holds: dict[int, int] = field(default_factory=dict)
     #: Whether the outputs are the same in every run as long as the entries that it reads are: then it runs
     #: once.
     constant: bool = False
@@ -82,6 +85,12 @@ class Node:
         if self.op is None or self.op.outputs[output] not in self.op.inputs:
             return None
         return self.inputs[self.op.inputs.index(self.op.outputs[output])]
+
+    @property
+    def overwrites(self) -> set[Value]:
+        """The inputs whose memory it writes outputs to."""
+        sources = {self.aliased(o) for o in range(len(self.outputs))}
+        return {v for v in sources if v is not None} | {self.inputs[i] for i in self.holds}
 
     @property
     def repeatable(self) -> bool:
@@ -121,8 +130,7 @@ class Graph:
 
 def overwritten(nodes: Iterable[Node]) -> set[Value]:
     """The values whose memory some node writes an output to."""
-    sources = (node.aliased(o) for node in nodes for o in range(len(node.outputs)))
-    return {value for value in sources if value is not None}
+    return {value for node in nodes for value in node.overwrites}
 
 
 def build(

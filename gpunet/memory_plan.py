@@ -44,7 +44,7 @@ class MemoryPlan:
 @dataclass(eq=False)
 class _Life:
     """When a storage is in use: positions of the items that touch it first and last, and last in each
-    lane.
+    lane; of those that may be the first, where parts of it are written apart from each other.
     """
 
     storage: Storage
@@ -52,6 +52,7 @@ class _Life:
     first: int
     last: int
     ends: list[int]
+    begins: list[int]
 
 
 def plan(schedule: Schedule, places: dict[Value, Storage], *, share: bool = True) -> MemoryPlan:
@@ -67,7 +68,9 @@ def plan(schedule: Schedule, places: dict[Value, Storage], *, share: bool = True
                 life = lives.get(storage)
                 if life is None:
                     size = -(-storage.nbytes // ALIGNMENT) * ALIGNMENT
-                    life = lives[storage] = _Life(storage, size, index, index, [-1] * len(numbers))
+                    life = lives[storage] = _Life(storage, size, index, index, [-1] * len(numbers), [index])
+                elif storage.starts:
+                    life.begins.append(index)
                 life.last = life.ends[numbers[item.lane]] = index
     result = MemoryPlan()
     for device in dict.fromkeys(life.storage.device for life in lives.values()):
@@ -93,9 +96,11 @@ def _place(schedule: Schedule, lives: Sequence[_Life], offsets: dict[Storage, in
     """Fills in ``offsets`` and returns the size of the arena."""
     chosen = sorted(lives, key=lambda life: (-life.size, life.first))
     ends = np.array([life.ends for life in chosen]).reshape(len(chosen), len(schedule.lanes))
-    # What has run when the first item of each life begins: everything before it in its own lane, and what
-    # that knows.
-    starts = _clocks_before(schedule, [life.first for life in chosen])
+    # What has run when the first item of each life begins, whichever that is: everything before it in its own
+    # lane, and what that knows.
+    clocks = _clocks_before(schedule, [index for life in chosen for index in life.begins])
+    firsts = np.cumsum([0, *(len(life.begins) for life in chosen[:-1])])
+    starts = np.minimum.reduceat(clocks, firsts, axis=0)
     places = np.zeros((len(chosen), 2), dtype=np.int64)
     size = 0
     for number, life in enumerate(chosen):

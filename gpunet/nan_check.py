@@ -38,7 +38,7 @@ class NanFinder(Observer):
     def before(self, call: Call) -> None:
         """Keeps what the operator is about to overwrite."""
         node = call.node
-        overwritten = {node.aliased(index) for index in range(len(node.outputs))}
+        overwritten = node.overwrites
         self._local.kept = [
             np.array(value) if member in overwritten and isinstance(value, np.ndarray) else None
             for member, value in zip(node.inputs, self._overwritable(call, overwritten), strict=True)

@@ -47,7 +47,7 @@ class Input:
 
     ``types`` is a set of NumPy types; ``None`` accepts any blob, tensors and opaque objects alike.
     ``optional`` inputs come last; a ``variadic`` one is the last and stands for any number more (none
-    included where it is also ``optional``).
+    included where it is also ``optional``). Of one that is ``shape_only`` the elements are not read.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Input:
     types: Types | None = ANY_TENSOR
     optional: bool = False
     variadic: bool = False
+    shape_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class OpSchema:
     total: str = ""
     view: bool = False
     joins: AxisFunction | None = None
+    packs: int | None = None
     cuts: AxisFunction | None = None
     channels: Places | Callable[[Operator], Places] | None = None
     compares: bool = False
@@ -253,6 +255,7 @@ def register(
     total: str = "",
     view: bool = False,
     joins: AxisFunction | None = None,
+    packs: int | None = None,
     cuts: AxisFunction | None = None,
     channels: Places | Callable[[Operator], Places] | None = None,
     compares: bool = False,
@@ -290,6 +293,8 @@ def register(
         view: output 0 has the elements of input 0 in the same order, and only another shape: the two may be
             one memory.
         joins: the dimension along which output 0 is the inputs one behind the other.
+        packs: the first of the inputs whose elements output 0, a vector, has one input behind the other;
+            the kernel may find those already there, and change them.
         cuts: the dimension along which the outputs are parts of input 0.
         channels: positions of the inputs and outputs that are images or filters with channels in dimension 1,
             and in the last one where the argument ``order`` is NHWC. On GPUs such operators may get that.
@@ -322,6 +327,7 @@ def register(
         total=total,
         view=view,
         joins=joins,
+        packs=packs,
         cuts=cuts,
         channels=channels,
         compares=compares,

@@ -20,18 +20,43 @@ from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
 from gpunet.observers import observe
 from gpunet.passes.pipeline import PASSES
-from gpunet.proto import NetDef
+from gpunet.proto import NetDef, OperatorDef
 from gpunet.races import find_races
 from gpunet.records import check_races, records_of
 from gpunet.schedule import Lane
 from gpunet.schema import lookup
 from tests.nets import op
 
+KINDS = ["Relu", "Tanh", "Sigmoid", "Add", "Mul", "Sum", "Scale"]
+KINDS += ["inplace", "again", "cut", "join", "pack", "flat"]
+
+
+def packed(name: str, first: str, second: str, shape: list[int], *, late: bool) -> list[OperatorDef]:
+    """Two tensors on their way into a bucket and out of it; ``late``: the bucket is read behind that."""
+    a, b, p = f"{name}a", f"{name}b", f"{name}p"
+    ops = [
+        op("ConstantFill", "", f"{name}f", shape=[1], value=0.5),
+        op("Sigmoid", first, a),
+        op("Tanh", second, b),
+        op("PackBucket", f"{name}f {a} {b}", p),
+        op("Relu", p, p),
+        op("UnpackBucket", f"{p} {a} {b}", f"{a} {b}"),
+        op("Tanh", b, b),
+    ]
+    if not late:
+        return [*ops, op("Add", f"{a} {b}", name)]
+    return [
+        *ops,
+        op("Split", p, f"{name}q {name}r", axis=0),
+        op("Reshape", f"{name}q", f"{name}v {name}o", shape=shape),
+        op("Sum", f"{a} {b} {name}v", name),
+    ]
+
 
 @st.composite
 def nets(draw: st.DrawFn) -> NetDef:
     """Random graphs of cheap operators on tensors of a random shape, one of the net's arguments: shared
-    inputs, several uses, in-place writes, views, blobs written again.
+    inputs, several uses, in-place writes, views, tensors that are joined and packed, blobs written again.
     """
     blobs = ["x0", "x1", "x2"]
     shape = [draw(st.sampled_from([2, 4, 10])), draw(st.sampled_from([1, 5, 32, 64]))]
@@ -39,11 +64,7 @@ def nets(draw: st.DrawFn) -> NetDef:
     net.arg.add(name="shape", ints=shape)
     pick = lambda: draw(st.sampled_from(blobs))  # noqa: E731
     for number in range(draw(st.integers(1, 24))):
-        kind = draw(
-            st.sampled_from(
-                ["Relu", "Tanh", "Sigmoid", "Add", "Mul", "Sum", "Scale", "inplace", "again", "cut", "flat"]
-            )
-        )
+        kind = draw(st.sampled_from(KINDS))
         name = f"y{number}"
         if kind == "inplace":
             target = pick()
@@ -58,6 +79,14 @@ def nets(draw: st.DrawFn) -> NetDef:
             part = draw(st.sampled_from("ab"))
             net.op.append(op("Tanh", f"{name}{part}", f"{name}{part}"))
             net.op.append(op("Concat", f"{name}b {name}a", f"{name} {name}s", axis=0))
+        elif kind == "join":
+            net.op.append(op("Sigmoid", pick(), f"{name}a"))
+            net.op.append(op("Relu", pick(), f"{name}b"))
+            net.op.append(op("Concat", f"{name}a {name}b", f"{name}j {name}s", axis=0))
+            net.op.append(op(draw(st.sampled_from(["Tanh", "Scale"])), f"{name}j", f"{name}k"))
+            net.op.append(op("Split", f"{name}k", f"{name} {name}r", axis=0))
+        elif kind == "pack":
+            net.op.extend(packed(name, pick(), pick(), shape, late=draw(st.booleans())))
         elif kind == "flat":
             net.op.append(op("Reshape", pick(), f"{name}v {name}o", shape=[-1]))
             net.op.append(op("Sigmoid", f"{name}v", f"{name}w"))

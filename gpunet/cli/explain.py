@@ -139,7 +139,8 @@ def node_text(node: Node) -> str:
     fused = [expression(node.op)] if node.op is not None and node.op.type == "FusedElementwise" else []
     then = getattr(node.op.args, "epilogue", "") if node.op is not None else ""
     once = ["runs once"] if node.constant else []
-    remarks = [*fused, *([f"then {then}"] if then else []), *once, *places]
+    held = [f"{node.inputs[i].name} is there already" for i in node.holds]
+    remarks = [*fused, *([f"then {then}"] if then else []), *once, *places, *held]
     return f"{text} ({'; '.join(remarks)})" if remarks else text
 
 

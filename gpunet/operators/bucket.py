@@ -41,6 +41,7 @@ register(
     infer=_infer_pack,
     flops=flops_per_output(),
     chain=CHAIN,
+    packs=1,
     doc="Copies tensors one behind the other into a bucket, times a factor, which is applied before the "
     "elements are rounded to the bucket's type. With the factor 0 the tensors are not read: a rank without "
     "samples, whose mean gradient is 0/0, adds nothing.",
@@ -65,7 +66,7 @@ register(
     "UnpackBucket",
     inputs=[
         Input("bucket", "made by PackBucket of these tensors", FLOATS),
-        Input("tensor", "tensors of one type; only their shapes are read", FLOATS, variadic=True),
+        Input("tensor", "tensors of one type, for their shapes", FLOATS, variadic=True, shape_only=True),
     ],
     outputs=[Output("tensor", "the tensors, in place", variadic=True)],
     infer=_infer_unpack,
