@@ -27,6 +27,8 @@ Piece = Callable[[], Any]
 
 #: Seconds after which a thread asks another one for the interpreter lock.
 SWITCH_INTERVAL: Final = 1e-5
+#: Seconds after which a thread that waits for others looks whether they are at work.
+_LOOK: Final = 0.1
 
 
 class QuickTurns:
@@ -71,17 +73,15 @@ class _Job:
         pieces: those that nobody has taken. The thread of the kernel takes them from the left and others from
             the right: of two kernels in a row on the same data, each thread has the same part.
         threads: how many threads may be at work, in all, where one of them runs a piece of this.
-        helpers: threads that run a piece, other than that of the kernel.
-        ended: held while the thread of the kernel waits for them.
+        ended: held while the thread of the kernel waits for others that run a piece.
         error: the first one of a piece.
     """
 
-    __slots__ = ("ended", "error", "helpers", "pieces", "threads")
+    __slots__ = ("ended", "error", "pieces", "threads")
 
     def __init__(self, pieces: Iterable[Piece], threads: int) -> None:
         self.pieces = deque(pieces)
         self.threads = threads
-        self.helpers = 0
         self.ended: threading.Lock | None = None
         self.error: BaseException | None = None
 
@@ -121,7 +121,9 @@ class Crew:
         self._jobs: list[_Job] = []
         self._idle: list[threading.Lock] = []
         self._size = 0
-        self._helping = 0
+        #: What those at work run a piece of. An entry is made, by one operation, before its piece is taken:
+        #: no interrupt comes between the two.
+        self._helping: dict[object, _Job] = {}
         self._here = threading.local()
 
     def run(self, pieces: Iterable[Piece], threads: int) -> None:
@@ -141,19 +143,36 @@ class Crew:
             raise job.error
 
     def help(self) -> bool:
-        """Runs a piece of another thread; ``False`` where there is none. For threads that have to wait."""
-        found = None
+        """Runs a piece of another thread; ``False`` where there is none. For threads that have to wait.
+
+        An interrupt is raised here, and there too, since the piece has not been run to its end.
+        """
+        helper, helped = object(), False
+        interrupt: BaseException | None = None
         try:
-            with self._lock:
-                found = self._claim()
-            if found is None:
-                return False
-            job, piece = found
-            job.run_piece(piece)
-            return True
-        finally:
-            if found is not None:
-                self._leave(found[0])
+            helped = self._help(helper)
+        except BaseException as error:
+            interrupt = error
+        while helper in self._helping:
+            try:
+                self._leave(helper, interrupt)
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return helped
+
+    def _help(self, helper: object) -> bool:
+        with self._lock:
+            found = self._claim(helper)
+        if found is None:
+            return False
+        job, piece = found
+        try:
+            piece()
+        except Exception as error:  # raised there
+            job.fail(error)
+        return True
 
     def look(self) -> None:
         """Has a thread of the crew look for pieces, since a core has become free."""
@@ -170,19 +189,28 @@ class Crew:
             job.run_rest()
         except BaseException as error:  # an interrupt between two pieces
             job.fail(error)
+        while True:
+            try:
+                if self._has_ended(job):
+                    return
+            except BaseException as error:  # what helpers run still writes to blobs
+                job.fail(error)
+
+    def _has_ended(self, job: _Job) -> bool:
+        """Whether nobody runs a piece; waits for that a while. Nobody takes one from now on."""
         with self._lock:
             if job in self._jobs:
                 self._jobs.remove(job)
-            if not job.helpers:
-                return
-            ended = job.ended = threading.Lock()
-            ended.acquire()
-        while True:
-            try:
+            if job not in self._helping.values():
+                return True
+            ended = job.ended
+            if ended is None:
+                ended = threading.Lock()
                 ended.acquire()
-                return
-            except BaseException as error:  # what helpers run still writes to blobs
-                job.fail(error)
+                job.ended = ended
+        # A helper that is interrupted at its end may not say so.
+        ended.acquire(timeout=_LOOK)
+        return False
 
     def _wake(self, count: int, most: int) -> None:
         """Wakes so many threads, or starts them while there are fewer than ``most``; with the lock held."""
@@ -195,27 +223,26 @@ class Crew:
 
     def _free(self, job: _Job) -> int:
         """Cores that are left to helpers."""
-        return job.threads - 1 - BUSY_LANES.others - self._helping
+        return job.threads - 1 - BUSY_LANES.others - len(self._helping)
 
-    def _claim(self) -> tuple[_Job, Piece] | None:
-        """A piece, of a job which gets a helper more; called with the lock held."""
+    def _claim(self, helper: object) -> tuple[_Job, Piece] | None:
+        """A piece, of a job which ``helper`` helps from now on; called with the lock held."""
         for job in self._jobs:
             if job.pieces and self._free(job) > 0:
+                self._helping[helper] = job
                 try:
-                    piece = job.pieces.pop()
+                    return job, job.pieces.pop()
                 except IndexError:
-                    continue
-                job.helpers += 1
-                self._helping += 1
-                return job, piece
+                    del self._helping[helper]
         return None
 
-    def _leave(self, job: _Job) -> None:
-        """The piece of a helper has ended."""
+    def _leave(self, helper: object, interrupt: BaseException | None = None) -> None:
+        """The piece of a helper has ended, or was interrupted."""
         with self._lock:
-            self._helping -= 1
-            job.helpers -= 1
-            if not job.helpers and job.ended is not None:
+            if interrupt is not None:
+                self._helping[helper].fail(interrupt)
+            job = self._helping.pop(helper)
+            if job.ended is not None and job not in self._helping.values():
                 job.ended.release()
 
     def _loop(self) -> None:
@@ -226,7 +253,7 @@ class Crew:
         wake.acquire()
         while True:
             with self._lock:
-                found = self._claim()
+                found = self._claim(wake)
                 if found is None:
                     self._idle.append(wake)
             if found is None:
@@ -234,7 +261,7 @@ class Crew:
             else:
                 job, piece = found
                 job.run_piece(piece)
-                self._leave(job)
+                self._leave(wake)
 
 
 #: That of all workspaces: they share the cores.

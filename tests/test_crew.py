@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,6 +188,58 @@ def test_an_interrupt_waits_for_others_and_ends_the_rest(crew: Crew) -> None:
     with pytest.raises(KeyboardInterrupt):
         crew.run([interrupted, lambda: done.append(1), lambda: done.append(2), last], 2)
     assert done == [3]
+
+
+def test_an_interrupt_of_a_helper_is_raised_there_and_by_the_kernel(crew: Crew) -> None:
+    """Not only by the kernel, which may belong to the net of another thread."""
+    begun, helped = threading.Event(), threading.Event()
+    raised: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        assert helped.wait(PATIENCE)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def kernel() -> None:
+        try:
+            crew.run([first, interrupted], 2)
+        except KeyboardInterrupt:
+            raised.append("kernel")
+
+    other = threading.Thread(target=kernel)
+    # Until it helps, no core is free for threads of the crew.
+    with BUSY_LANES.working(), BUSY_LANES.working():
+        other.start()
+        assert begun.wait(PATIENCE)
+        with BUSY_LANES.waiting(), pytest.raises(KeyboardInterrupt):
+            crew.help()
+    helped.set()
+    other.join()
+    assert raised == ["kernel"]
+    assert not crew._helping
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_interrupt_when_others_have_ended_is_not_too_late(
+    crew: Crew, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended, calls = crew._has_ended, []
+    together = threading.Barrier(2)
+
+    def interrupted(job: Any) -> bool:
+        found = has_ended(job)
+        calls.append(found)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(crew, "_has_ended", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([lambda: together.wait(PATIENCE), lambda: (together.wait(PATIENCE), time.sleep(0.2))], 2)
+    assert calls[-1]
+    assert not crew._jobs
 
 
 def test_pieces_may_have_pieces(crew: Crew) -> None:
