@@ -22,6 +22,10 @@ from gpunet.crew import CREW, QUICK_TURNS
 from gpunet.graph import Node
 from gpunet.schedule import Lane
 
+#: Seconds after which a thread that waits for others looks whether they are done: a second interrupt may come
+#: while the first one leaves an event of Python's library, which then wakes nobody.
+_LOOK: Final = 0.1
+
 
 @dataclass(slots=True)
 class Step:
@@ -75,6 +79,9 @@ class _Run:
 
     def fail(self, error: BaseException, node: Node | None) -> None:
         """Notes an error, of which the first one wins; nobody waits for a step from now on."""
+        if isinstance(error.__context__, KeyboardInterrupt):
+            # It has left something in the middle.
+            error = error.__context__
         with self._lock:
             if self.failure is None:
                 self.failure = StepFailed(error, node)
@@ -113,6 +120,12 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
                     run.done[position].set()
         CREW.look()
 
+    def work_beside(run: _Run, items: Sequence[tuple[int, Step]]) -> None:
+        try:
+            work(run, items)
+        except BaseException as error:  # the thread goes on with other runs
+            run.fail(error, None)
+
     forks = _side_streams(steps)
 
     def run() -> None:
@@ -124,7 +137,7 @@ def run_lanes(steps: Sequence[Step]) -> Callable[[], None]:
             for main, side in forks:
                 side.wait(main.record())
             for items in others:
-                jobs.append(POOL.start(partial(work, state, items)))
+                jobs.append(POOL.start(partial(work_beside, state, items)))
             work(state, mine)
         except BaseException as error:
             state.fail(error, None)
@@ -148,7 +161,7 @@ def _finish(job: threading.Event, run: _Run) -> None:
         try:
             while not job.is_set() and CREW.help():
                 pass
-            job.wait()
+            job.wait(_LOOK)
         except BaseException as error:
             run.fail(error, None)
 
@@ -165,7 +178,8 @@ def _wait(run: _Run, earlier: Step, position: int, step: Step) -> None:
         with BUSY_LANES.waiting():
             while _may_help(step) and not done.is_set() and CREW.help():
                 pass
-            done.wait()
+            while not done.is_set():
+                done.wait(_LOOK)
     event = run.events.get(position)
     if event is None:
         return

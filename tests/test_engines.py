@@ -5,6 +5,7 @@ bound.
 from __future__ import annotations
 
 import itertools
+import threading
 from types import SimpleNamespace
 
 import hypothesis
@@ -15,7 +16,7 @@ import pytest
 import gpunet
 from gpunet.cores import BUSY_LANES
 from gpunet.devices import CPU
-from gpunet.engines import Step, _may_help
+from gpunet.engines import Step, _may_help, _Run
 from gpunet.errors import BlobError, KernelError, NetError
 from gpunet.memory_plan import plan
 from gpunet.observers import observe
@@ -51,6 +52,46 @@ def packed(name: str, first: str, second: str, shape: list[int], *, late: bool) 
         op("Reshape", f"{name}q", f"{name}v {name}o", shape=shape),
         op("Sum", f"{a} {b} {name}v", name),
     ]
+
+
+def test_what_breaks_by_an_interrupt_is_the_interrupt() -> None:
+    run = _Run(frozenset())
+    try:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+    except RuntimeError as error:
+        run.fail(error, None)
+    assert run.failure is not None
+    assert isinstance(run.failure.error, KeyboardInterrupt)
+
+
+def test_an_event_that_wakes_nobody_ends_a_run_and_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that an interrupt has left in the middle: it is set, and raises."""
+    workspace = gpunet.Workspace("cpu")
+    workspace.feed("x", np.ones(3, np.float32))
+    ops = [op("Scale", "x", "a"), op("Scale", "x", "b"), op("Sum", "a b", "y")]
+    workspace.create(NetDef(name="net", op=ops, external_input=["x"]), engine="async_scheduling", workers=2)
+    workspace.run("net")
+    dead: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", dead.append)
+
+    class Event(threading.Event):
+        broken = True
+
+        def set(self) -> None:
+            if Event.broken and threading.current_thread() is not threading.main_thread():
+                Event.broken = False
+                self._flag = True
+                raise RuntimeError("release unlocked lock")
+            super().set()
+
+    monkeypatch.setattr(threading, "Event", Event)
+    with pytest.raises(RuntimeError, match="release unlocked lock"):
+        workspace.run("net")
+    assert not dead
+    workspace.run("net")
 
 
 @st.composite
