@@ -10,11 +10,11 @@
 
 It rewrites the net: behind the operator that makes the last gradient of a bucket come PackBucket (which
 multiplies with the rank's share of the batch), what compresses, Allreduce, what decompresses and
-UnpackBucket. The memory plan has gradients written straight into the bucket. All of these operators are on the
-lane of the collectives, in one order on all ranks, and the engine
-``async_scheduling`` runs that lane beside the backward pass. Weight decay, clipping and updates, which an
-optimizer appends afterwards, see the mean gradient of the whole batch. So do the unscaling and the check for
-overflow of :mod:`gpunet.mixed_precision`, which all ranks therefore decide alike.
+UnpackBucket. The memory plan has gradients written straight into the bucket. All of these operators are on
+the lane of the collectives, in one order on all ranks, and the engine ``async_scheduling`` runs that lane
+beside the backward pass. Weight decay, clipping and updates, which an optimizer appends afterwards, see the
+mean gradient of the whole batch. So do the unscaling and the check for overflow of
+:mod:`gpunet.mixed_precision`, which all ranks therefore decide alike.
 """
 
 from __future__ import annotations
