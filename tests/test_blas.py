@@ -14,6 +14,7 @@ from gpunet.cpu_fallback.products import product
 from gpunet.cpu_fallback.threads import thread_count
 from gpunet.crew import CREW
 from gpunet.observers import observe
+from tests.sim_kernels import needs_compiler
 
 
 class FakeLibrary(Library):
@@ -195,3 +196,20 @@ def test_threads_of_blas_and_lanes_do_not_show_in_bits(two_threads: Library) -> 
         assert other.keys() == results[0].keys()
         for blob, value in other.items():
             np.testing.assert_array_equal(value, results[0][blob], err_msg=blob)
+
+
+@needs_compiler
+def test_threads_of_blas_do_not_show_in_bits_of_the_simulated_device(two_threads: Library) -> None:
+    """Its products are BLAS' where there is no GPU, and run when something waits for them: behind the run."""
+    model = branches()
+    results = []
+    for threads in (2, 1):
+        two_threads.set(threads)
+        workspace = gpunet.Workspace("sim:0", seed=3)
+        workspace.run_once(model.init_net)
+        name = workspace.create(start(model, workspace), engine="async_scheduling", workers=2)
+        workspace.run(name)
+        results.append({blob: workspace.fetch(blob) for blob in workspace.blobs()})
+    assert two_threads.get() == 1
+    for blob, value in results[1].items():
+        np.testing.assert_array_equal(results[0][blob], value, err_msg=blob)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from gpunet import backends
+from gpunet.blas import ONE_BLAS_THREAD
 from gpunet.cuda_kernels.sim import library
 from gpunet.errors import DeviceError, GpunetError
 
@@ -289,6 +290,11 @@ class Executor:
             self._run(stop)
 
     def _run(self, stop: Callable[[], bool]) -> None:
+        # What runs here was asked for earlier, mostly by a net, which keeps BLAS to one thread.
+        with ONE_BLAS_THREAD:
+            self._run_work(stop)
+
+    def _run_work(self, stop: Callable[[], bool]) -> None:
         runtime = library.runtime()
         if self._depth == 0:
             runtime.enter()
