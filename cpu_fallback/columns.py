@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpunet.cpu_fallback.lanes import LANES, run_lanes
+from gpunet.cpu_fallback.lanes import LANES, TRAFFIC, run_lanes
 from gpunet.operators.window import Window
 from gpunet.specs import Shape
 
@@ -30,8 +30,6 @@ After = Callable[[Index], Callable[[], Any]]
 
 #: Bytes of columns that a block of images may take; a single image may need more.
 BLOCK_BYTES: Final = 4 << 20
-#: A number that is copied, or added, takes as long as this many multiplications.
-_TRAFFIC: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class Spread(NamedTuple):
         run_lanes([partial(_add, self.pairs, part) for part in parts], self._work())
 
     def _work(self) -> int:
-        return _TRAFFIC * sum(columns.size for columns, _ in self.pairs)
+        return TRAFFIC * sum(columns.size for columns, _ in self.pairs)
 
 
 def _copy(pairs: list[tuple[Array, Array]]) -> None:

@@ -27,7 +27,6 @@ from gpunet.cpu_fallback.direct import (
     DirectPlan,
     bind_direct,
     bind_direct_gradient,
-    gradient_scratch,
     plan_direct,
     plan_direct_gradient,
 )
@@ -223,22 +222,26 @@ class _Backward(NamedTuple):
     filters: WinogradPlan | None
     images: WinogradPlan | None
     phases: PhasePlan | None
-    taps: TapPlan | None = None  #: of all gradients; nothing else then
-    direct: DirectPlan | None = None  #: as well
-    mirrored: MirroredPlan | None = None  #: as well
+    #: Of all gradients; nothing else then.
+    whole: DirectPlan | TapPlan | MirroredPlan | None = None
+
+
+#: What binds a plan of all gradients.
+_BIND_WHOLE: Final[dict[type, Callable[..., Run]]] = {
+    DirectPlan: bind_direct_gradient,
+    TapPlan: bind_taps,
+    MirroredPlan: bind_mirrored,
+}
 
 
 def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
-    direct = plan_direct_gradient(layout, dtype)
-    if direct is not None:
-        return _Backward(None, None, None, direct=direct)
+    whole: DirectPlan | TapPlan | MirroredPlan | None = plan_direct_gradient(layout, dtype)
     filters = _winograd(layout, dtype)
     images = _backward_winograd(layout, dtype) if has_data else None
-    if filters is None and images is None:
-        taps = _backward_taps(layout, has_data)
-        mirrored = plan_mirrored(layout) if has_data and taps is None else None
-        if taps is not None or mirrored is not None:
-            return _Backward(None, None, None, taps, mirrored=mirrored)
+    if whole is None and filters is None and images is None:
+        whole = _backward_taps(layout, has_data) or (plan_mirrored(layout) if has_data else None)
+    if whole is not None:
+        return _Backward(None, None, None, whole)
     if not has_data:
         return _Backward(filters, None, None)
     phases = None if images is not None else _backward_phases(layout)
@@ -248,17 +251,14 @@ def _backward(layout: Layout, dtype: np.dtype, has_data: bool) -> _Backward:
 def _gradient_scratch(op: Operator, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TensorSpec]:
     layout = _layout(op.args, inputs[0], inputs[1])
     plans = _backward(layout, inputs[0].dtype, _has_data_gradient(op.args, op.outputs))
-    if plans.direct is not None:
-        return gradient_scratch(plans.direct)
-    whole = plans.taps or plans.mirrored
-    if whole is not None:
-        return whole.scratch()
+    if plans.whole is not None:
+        return plans.whole.gradient_scratch()
     wanted = [
         _column_scratch(op, layout, inputs, outputs)
         if plans.filters is None
         else filter_gradient_scratch(plans.filters)
     ]
-    wanted += [plan.scratch() for plan in plans[1:] if plan is not None]
+    wanted += [plan.scratch() for plan in (plans.images, plans.phases) if plan is not None]
     # The gradients of filters and of images are made one after the other.
     size = max(sum(_aligned(s.size) for s in specs) for specs in wanted)
     return [spec((size,), layout.dtype)]
@@ -301,12 +301,9 @@ def convolution_gradient(inputs: Arrays, outputs: Arrays, args: Arguments, ctx: 
     db = None if args.no_bias or len(outputs) < 2 else outputs[1]
     dx = outputs[-1] if _has_data_gradient(args, outputs) else None
     plans = _backward(layout, x.dtype, dx is not None)
-    if plans.direct is not None:
-        return bind_direct_gradient(plans.direct, x, w, dy, dw, db, dx, ctx.scratch)
-    if plans.taps is not None:
-        return bind_taps(plans.taps, x, w, dy, dw, db, dx, ctx.scratch)
-    if plans.mirrored is not None and dx is not None:
-        return bind_mirrored(plans.mirrored, x, w, dy, dw, db, dx, ctx.scratch)
+    if plans.whole is not None:
+        bound: Run = _BIND_WHOLE[type(plans.whole)](plans.whole, x, w, dy, dw, db, dx, ctx.scratch)
+        return bound
     (memory,) = ctx.scratch
     apart = plans.images is not None or plans.phases is not None
     if plans.filters is not None:

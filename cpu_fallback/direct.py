@@ -19,7 +19,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gpunet.cpu_fallback.columns import After, Index, Layout, memory_of, tap_slices
-from gpunet.cpu_fallback.lanes import LANES, run_lanes
+from gpunet.cpu_fallback.lanes import LANES, TRAFFIC, run_lanes
 from gpunet.cpu_fallback.rows import BlockPlan
 from gpunet.cpu_fallback.steps import Step, in_turn
 from gpunet.specs import TensorSpec, spec
@@ -34,8 +34,6 @@ _GRADIENT_BYTES: Final = 3 << 18
 _MOST_FILTERS: Final = 1024
 #: Products with fewer columns leave the vector units idle.
 _LEAST_POSITIONS: Final = 48
-#: Copying an element of the columns or writing an output takes as long as this many multiplications.
-_TRAFFIC: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,18 @@ class DirectPlan(BlockPlan):
     def work(self) -> int:
         """Multiplications."""
         positions = self.batch * self.window.positions
-        return positions * (self.depth * self.filters + _TRAFFIC * (self.depth + self.filters))
+        return positions * (self.depth * self.filters + TRAFFIC * (self.depth + self.filters))
 
     def scratch(self) -> list[TensorSpec]:
         """Filters with the bias; for each lane, columns."""
         columns = self.images * self.depth * self.window.positions if self.copied else 0
         return [spec((n,), self.dtype) for n in (self.filters * self.depth, *[columns] * LANES)]
+
+    def gradient_scratch(self) -> list[TensorSpec]:
+        """For each lane: columns, and sums and parts of dW with db."""
+        columns = self.images * self.depth * self.window.positions
+        pairs = self.filters * self.depth
+        return [spec((n,), self.dtype) for n in (columns, pairs, self.images * pairs, pairs)] * LANES
 
 
 def plan_direct(layout: Layout, dtype: np.dtype) -> DirectPlan | None:
@@ -171,13 +175,6 @@ def plan_direct_gradient(layout: Layout, dtype: np.dtype) -> DirectPlan | None:
     if plan is None or layout.batch < LANES or plan.filters * plan.depth > _MOST_FILTERS or not plan.copied:
         return None
     return _in_blocks(plan, _GRADIENT_BYTES)
-
-
-def gradient_scratch(plan: DirectPlan) -> list[TensorSpec]:
-    """For each lane: columns, and sums and parts of dW with db."""
-    columns = plan.images * plan.depth * plan.window.positions
-    pairs = plan.filters * plan.depth
-    return [spec((n,), plan.dtype) for n in (columns, pairs, plan.images * pairs, pairs)] * LANES
 
 
 def bind_direct_gradient(

@@ -18,6 +18,8 @@ LANES: Final = 2
 SMALL_PRODUCT: Final = 1_000_000
 #: Multiplications below which waking another thread costs more than it saves.
 THREAD_WORK: Final = 8_000_000
+#: Multiplications that take as long as copying a number to columns, or adding one to images.
+TRAFFIC: Final = 16
 
 
 def run_lanes(lanes: Sequence[Callable[[], None]], work: int) -> None:

@@ -48,7 +48,7 @@ class MirroredPlan:
         """Numbers in dW."""
         return self.depth * self.rows.filters
 
-    def scratch(self) -> list[TensorSpec]:
+    def gradient_scratch(self) -> list[TensorSpec]:
         """Filters; for each lane, what rows take, X^T, products, a sum and a part of dW, and a sum of db."""
         rows = self.rows
         image = rows.images * rows.filters * rows.window.positions

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpunet.arguments import Arguments
+from gpunet.cpu_fallback.pieces import together
 from gpunet.cpu_fallback.precision import Array, Arrays, widened
 from gpunet.cpu_fallback.steps import Step
-from gpunet.cpu_fallback.threads import cuts, thread_count
-from gpunet.crew import CREW
+from gpunet.cpu_fallback.threads import cuts
 from gpunet.kernels import KernelContext, kernel
 from gpunet.operator import Operator
 from gpunet.specs import Shape, TensorSpec, spec
@@ -115,10 +115,10 @@ def _bind_sums(a: Array, b: Array, last: bool, each: Array) -> Callable[[], Arra
         np.einsum(single, part, out=each[0, begin:end])
         np.einsum(double, part, b[begin:end], out=each[1, begin:end])
 
-    pieces = [partial(work, *ends) for ends in cuts(len(a), _item_bytes(a))]
+    fill = together([partial(work, *ends) for ends in cuts(len(a), _item_bytes(a))])
 
     def run() -> Array:
-        CREW.run(pieces, thread_count())
+        fill()
         total: Array = np.add.reduce(each, axis=1, dtype=np.float64)
         return total
 
@@ -241,13 +241,13 @@ def _bind_batch_norm(inputs: Arrays, outputs: Arrays, args: Arguments, scratch: 
         np.multiply(x[begin:end], factors, out=part)
         np.add(part, offsets, out=part)
 
-    pieces = [partial(normalize, *ends) for ends in cuts(len(x), _item_bytes(x))]
+    write = together([partial(normalize, *ends) for ends in cuts(len(x), _item_bytes(x))])
 
     def run() -> None:
         mean, inv_std = statistics()
         factor = scale * inv_std
         memory.spread(factor, bias - mean * factor)
-        CREW.run(pieces, thread_count())
+        write()
 
     return run
 
@@ -283,7 +283,7 @@ def _bind_batch_norm_gradient(
         np.add(part, offsets, out=part)
         np.multiply(part, factors, out=part)
 
-    pieces = [partial(combine, *ends) for ends in cuts(len(x), _item_bytes(x), 2)]
+    write = together([partial(combine, *ends) for ends in cuts(len(x), _item_bytes(x), 2)])
 
     def run() -> None:
         mean, inv_std = inputs[3].astype(np.float64), inputs[4].astype(np.float64)
@@ -297,6 +297,6 @@ def _bind_batch_norm_gradient(
         # dX = factor (dY + slope X + offset), from the inside out: dX itself is the only intermediate.
         slope = -dscale * inv_std / count
         memory.spread(slope, -slope * mean - dbias / count, scale * inv_std)
-        CREW.run(pieces, thread_count())
+        write()
 
     return run

@@ -33,7 +33,7 @@ _LEAST_WORK: Final = 1_000_000
 _LEAST_TILE: Final = 8
 _MOST_ELEMENTS: Final = 640
 #: Wider images have rows that are long enough to be copied as they are.
-_NARROW: Final = 12
+NARROW: Final = 12
 
 #: What is done with the columns (row of outputs, element, position) of images, in a lane.
 Use = Callable[[int, slice, Array], Step]
@@ -77,7 +77,7 @@ class RowPlan(BlockPlan):
     @property
     def turned(self) -> bool:
         """Whether the image is the last dimension of columns and outputs: rows of narrow images are short."""
-        return self.images > 1 and self.window.image[-1] <= _NARROW
+        return self.images > 1 and self.window.image[-1] <= NARROW
 
     @property
     def turned_size(self) -> int:

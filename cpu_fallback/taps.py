@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpunet.cpu_fallback.columns import Index, Layout, phase_slices, tensor_size
-from gpunet.cpu_fallback.lanes import LANES, run_lanes
-from gpunet.cpu_fallback.rows import BlockPlan
+from gpunet.cpu_fallback.lanes import LANES, TRAFFIC, run_lanes
+from gpunet.cpu_fallback.rows import NARROW, BlockPlan
 from gpunet.specs import Shape, TensorSpec, spec
 
 Array = npt.NDArray[Any]
@@ -30,15 +30,11 @@ Pair = tuple[Array, Array]
 
 #: Bytes of what a block of images takes, of which most stays in the cache.
 _BLOCK_BYTES: Final = 3 << 19
-#: Wider images have rows that are long enough to be copied as they are.
-_NARROW: Final = 12
 #: Below this number of multiplications, one product of all columns is as good.
 _LEAST_WORK: Final = 1_000_000
 _LEAST_FILTERS: Final = 8
 #: More filters do not stay in the cache, and are read again for each block.
 _MOST_FILTERS: Final = 1 << 17
-#: Columns are copied, or added, about as fast as this many multiplications.
-_TRAFFIC: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,7 @@ class TapPlan(BlockPlan):
         """Multiplications."""
         positions = self.batch * self.window.positions
         elements = self.channels * self.window.taps
-        return positions * (2 * elements * self.filters + _TRAFFIC * (elements + self.filters))
+        return positions * (2 * elements * self.filters + TRAFFIC * (elements + self.filters))
 
     def image_sizes(self) -> list[int]:
         """Numbers for an image: turned, its columns, dY^T. The columns make place for those of dX, and dY."""
@@ -93,7 +89,7 @@ class TapPlan(BlockPlan):
         back = self.wide * w.positions + made
         return [math.prod(self.phases) * math.prod(self.pitch) * self.channels, max(columns, back), made]
 
-    def scratch(self) -> list[TensorSpec]:
+    def gradient_scratch(self) -> list[TensorSpec]:
         """Filters; for each lane, what belongs to images, sums and a part of dW and of db."""
         pairs, part = self.window.taps * self.channels * self.filters, self.wide * self.filters
         lane = [n * self.images for n in self.image_sizes()] + [pairs, part, self.filters, self.filters]
@@ -110,7 +106,7 @@ def plan_taps(layout: Layout) -> TapPlan | None:
         or window.taps == 1
         or layout.batch < LANES
         or min(window.output) < 1
-        or window.image[-1] > _NARROW
+        or window.image[-1] > NARROW
         or layout.filters < _LEAST_FILTERS
         or size > _MOST_FILTERS
         or layout.batch * size * window.positions < _LEAST_WORK

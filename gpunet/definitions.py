@@ -96,7 +96,7 @@ def make_operator(
 
 
 def _names(type: str, what: str, given: Any) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"[{type}] {what} are {given!r}, wanted names of blobs: a text or a list of them")
     return names

@@ -18,7 +18,7 @@ class Storage:
         device: whose memory.
         blob: the blob that owns the place and keeps it after a run; empty for values that nothing outside
             sees.
-        nbytes: size of the largest value.
+        nbytes: what holds all values.
         constant: whether it holds a constant, which is computed once and stays.
         values: all values that live here, in the order in which they are written.
         starts: where a value begins in it, in bytes, if not at its start.

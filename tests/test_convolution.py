@@ -153,8 +153,8 @@ def test_paths_are_taken(case: Case):
         assert (find(layout, x.dtype) is not None) == case.winograd
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
+def assert_same_bits_of_threads(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """One thread and two give the same bits."""
     inputs = arrays(case, "float32")
     results = []
     monkeypatch.setattr(lanes, "THREAD_WORK", 0)
@@ -165,6 +165,11 @@ def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch
     threads.thread_count.cache_clear()
     for alone, shared in zip(*results, strict=True):
         np.testing.assert_array_equal(alone, shared)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
+    assert_same_bits_of_threads(case, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpunet.cpu_fallback import convolution, direct, lanes, taps, threads
+from gpunet.cpu_fallback import convolution, direct, mirrored, taps
 from gpunet.definitions import make_operator
 from gpunet.operator import Operator
 from tests.op_check import execute
-from tests.test_convolution import Case, arrays, compute, definition, expected
+from tests.test_convolution import (
+    Case,
+    arrays,
+    assert_same_bits_of_threads,
+    definition,
+    expected,
+)
 
 #: Images, filters, steps, padding, dilation; the last two numbers are about paths that are tested elsewhere.
 DIRECT = {
@@ -54,7 +60,7 @@ def test_gradients_image_by_image(
     monkeypatch.setattr(direct, "_GRADIENT_BYTES", block_bytes)
     x, w, b, dy = arrays(DIRECT[name], dtype)
     layout = convolution._layout(Operator(definition(DIRECT[name])).args, x, w)
-    assert convolution._backward(layout, x.dtype, has_data=True).direct is not None
+    assert isinstance(convolution._backward(layout, x.dtype, has_data=True).whole, direct.DirectPlan)
     _check_gradients(DIRECT[name], [x, w, b, dy], tolerance)
 
 
@@ -71,7 +77,7 @@ def test_what_is_not_contiguous():
         np.testing.assert_allclose(target[..., ::2], wanted, rtol=3e-6, atol=3e-6 * np.abs(wanted).max())
         np.testing.assert_array_equal(target[..., 1::2], 7)
     plan = direct.plan_direct_gradient(layout, x.dtype)
-    scratch = [np.full(s.shape, np.nan, s.dtype) for s in direct.gradient_scratch(plan)]
+    scratch = [np.full(s.shape, np.nan, s.dtype) for s in plan.gradient_scratch()]
     dw, db, dx = np.empty_like(w), np.empty_like(b), np.full_like(wide, 7)
     apart = np.repeat(dy, 2, axis=-1)[..., ::2]
     direct.bind_direct_gradient(plan, wide[..., ::2], w, apart, dw, db, dx[..., ::2], scratch)()
@@ -121,7 +127,9 @@ MIRRORED = {
 def test_gradients_from_the_columns_of_dy(case: Case, dtype: str, tolerance: float):
     inputs = arrays(case, dtype)
     layout = convolution._layout(Operator(definition(case)).args, *inputs[:2])
-    assert convolution._backward(layout, inputs[0].dtype, has_data=True).mirrored is not None
+    assert isinstance(
+        convolution._backward(layout, inputs[0].dtype, has_data=True).whole, mirrored.MirroredPlan
+    )
     _check_gradients(case, inputs, tolerance)
 
 
@@ -155,7 +163,7 @@ def test_gradients_of_narrow_images(
     monkeypatch.setattr(taps, "_BLOCK_BYTES", block_bytes)
     x, w, b, dy = arrays(case, dtype)
     layout = convolution._layout(Operator(definition(case)).args, x, w)
-    assert convolution._backward(layout, x.dtype, has_data=True).taps is not None
+    assert isinstance(convolution._backward(layout, x.dtype, has_data=True).whole, taps.TapPlan)
     assert _scratch(case, [x, w, dy], [w, b, x]) <= 2 * (2 * x.size + 2 * w.size + dy.size)
     _check_gradients(case, [x, w, b, dy], tolerance)
 
@@ -181,13 +189,4 @@ def _check_gradients(case: Case, inputs: list[np.ndarray], tolerance: float) -> 
     "case", [*DIRECT.values(), *TAPS.values(), *MIRRORED.values()], ids=[*DIRECT, *TAPS, *MIRRORED]
 )
 def test_threads_do_not_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch):
-    inputs = arrays(case, "float32")
-    results = []
-    monkeypatch.setattr(lanes, "THREAD_WORK", 0)
-    for count in ("1", "2"):
-        monkeypatch.setenv("OMP_NUM_THREADS", count)
-        threads.thread_count.cache_clear()
-        results.append(compute(case, *inputs))
-    threads.thread_count.cache_clear()
-    for alone, shared in zip(*results, strict=True):
-        np.testing.assert_array_equal(alone, shared)
+    assert_same_bits_of_threads(case, monkeypatch)
